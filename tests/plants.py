@@ -45,6 +45,7 @@ from tokenscale.referee.accounting import PHASES
 from tokenscale.referee.expectations import (
     BETWEEN_RUNS,
     OF_A_RUN,
+    ONE_SOURCE,
     Evidence,
     Findings,
     NotCheckedError,
@@ -59,14 +60,6 @@ Row = dict[str, Any]
 Said = set[tuple[str, str]]
 #: share of the time of a run's steps below which a plant in their phases is immaterial
 MATERIAL = 0.01
-#: target → why nothing at hand can know it
-ONE_SOURCE = {
-    "run.json hardware.load_average_1min": "the machine's state, read once",
-    "run.json git.changes_sha256": "a label: the hashes of the source files are compared",
-    "validation correct_tokens": "counted by the validation alone",
-    "run.json text_lost": "counted by the tokenizer's encoder alone",
-    "run.json text_unknown": "counted by the tokenizer's encoder alone",
-}
 #: (target, changes) → why nothing can know it: what is left is a possible course of the run
 POSSIBLE = {
     ("times of steps", ("shift", "swap", "one value")): "another order of times",
@@ -518,10 +511,17 @@ class Campaign:
                 self.contents[run_id] = read_contents(folder, found, at_hand)
         self._rows: dict[str, Row] = {}
         self._siblings: dict[frozenset[str], Siblings] = {}
+        self._donors: dict[str, Log] = {}
         self.said: dict[str, Said] = {}
         for run_id, contents in self.contents.items():
             self._rows[run_id], self.said[run_id] = self._judge_run(self.entries[run_id], contents)
         self.honest = self.judge({})
+
+    def read_donor(self, run_id: str) -> Log:
+        """Return the log of a run that is copied, which nobody may change."""
+        if run_id not in self._donors:
+            self._donors[run_id] = Log.of(self.entries[run_id], self.contents[run_id])
+        return self._donors[run_id]
 
     def _judge_run(self, entry: Row, contents: RunContents) -> tuple[Row, Said]:
         """Return the row of the table `runs`, and who says something."""
@@ -549,12 +549,17 @@ class Campaign:
 
     def judge(self, changed: Mapping[str, tuple[Row, RunContents]], compare: bool = True) -> Said:
         """Return who says something of the experiment with these runs changed; `compare`: also of
-        runs that are not comparable.
+        runs that are not comparable. Runs are compared where none is named by itself.
         """
         rows = dict(self._rows)
         said: Said = set().union(
             *(found for run_id, found in self.said.items() if run_id not in changed)
         )
+        for run_id, (entry, contents) in changed.items():
+            rows[run_id], found = self._judge_run(entry, contents)
+            said |= found
+            if any(value[0] != "?" for _, value in found - self.said[run_id]):
+                return said
         siblings = copy.deepcopy(self._siblings_without(frozenset(changed)))
         if compare:
             entries = {run_id: entry for run_id, (entry, _) in changed.items()}
@@ -562,9 +567,7 @@ class Campaign:
             siblings.gaps = find_gaps(
                 self.table | {"runs": table}, self._path, self.results / "runs"
             )
-        for run_id, (entry, contents) in changed.items():
-            rows[run_id], found = self._judge_run(entry, contents)
-            said |= found
+        for _, contents in changed.values():
             siblings.add(contents.parts["steps"], contents.parts["events"])
         siblings.rows = {
             run_id: row for run_id, row in rows.items() if row["validity"] in ("valid", "suspect")
@@ -659,9 +662,9 @@ def judge_plant(
     changed: dict[str, tuple[Row, RunContents]] = {}
     immaterial = True
     for run in runs:
-        log, donor = (Log.of(campaign.entries[i], campaign.contents[i]) for i in (run, donors[run]))
+        log = Log.of(campaign.entries[run], campaign.contents[run])
         try:
-            target.plant(log, donor, change, magnitude)
+            target.plant(log, campaign.read_donor(donors[run]), change, magnitude)
             contents = log.build()
         except (KeyError, OverflowError, ValueError, pa.ArrowInvalid):
             continue  # what this log does not have, or no file can hold
@@ -733,7 +736,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Row:
         witnesses = sorted({value for o in found for value in o.by})
         targets[name] = {"results": counts, "smallest": smallest, "witnesses": witnesses}
         if name in ONE_SOURCE:
-            targets[name]["one_source"] = ONE_SOURCE[name]
+            targets[name]["one_source"] = ONE_SOURCE[name].why
     return {
         "plants": len(outcomes),
         "results": {r: sum(o.result == r for o in outcomes) for r in RESULTS},

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenscale.referee import statistics
 from tokenscale.report.paired_comparisons import Pair, judge
-from tokenscale.settings.experiments import Experiment, order_runs
+from tokenscale.settings.experiments import Canary, Experiment, order_runs
 
 #: distribution of the logarithm of a run's throughput: normal, heavy tails (t with 2 degrees of
 #: freedom), one-sided
@@ -48,6 +48,7 @@ def simulate(
     effect: float = 1.0,
     carry_over: float = 0.0,
     looks: Sequence[int] = (),
+    canary: bool = False,
 ) -> tuple[float, float]:
     """Return the shares of campaigns with a comparison that is called faster, and slower.
 
@@ -56,12 +57,13 @@ def simulate(
     to the last. Every cell is `effect` times as fast as the baseline. A run that follows one of the
     first compared cell is slower by the share `carry_over`; each campaign then has an order of its
     own. `looks` are earlier numbers of repeats, after each of which a verdict stops the campaign.
+    With a `canary`, the baseline also runs first and last, in no pair.
     """
     random = np.random.default_rng([family, repeats])
     wrong = np.zeros(2)
     for campaign in range(campaigns):
         if not campaign or carry_over:
-            order = draw_order(family, repeats, order_seed + campaign)
+            order = draw_order(family, repeats, order_seed + campaign, canary)
         places = np.linspace(0.0, 1.0, len(order))
         values = np.exp(scale * NOISE[noise](random, len(order))) * (1 - drift * places)
         values *= [effect if cell else 1.0 for cell, _ in order]
@@ -76,11 +78,21 @@ def simulate(
     return wrong[0] / campaigns, wrong[1] / campaigns
 
 
-def draw_order(family: int, repeats: int, order_seed: int) -> list[tuple[int, int]]:
-    """Return (cell, repeat) of each run in the order of a design; cell 0 is the baseline."""
+def draw_order(
+    family: int, repeats: int, order_seed: int, canary: bool = False
+) -> list[tuple[int, int]]:
+    """Return (cell, repeat) of each run in the order of a design; cell 0 is the baseline, which as
+    the `canary` also runs first and last.
+    """
     factors = {"micro_batch": list(range(family + 1))}
+    ends = Canary(cell={"micro_batch": 0}, every=(family + 1) * repeats)
     design = Experiment(
-        question="", runs={}, factors=factors, repeats=repeats, order_seed=order_seed
+        question="",
+        runs={},
+        factors=factors,
+        repeats=repeats,
+        order_seed=order_seed,
+        canary=ends if canary else None,
     )
     return [(cell["micro_batch"], repeat) for cell, repeat in order_runs(design)]
 
@@ -147,9 +159,10 @@ def tabulate_power(campaigns: int) -> Iterator[str]:
 
 def tabulate_carry_over(campaigns: int) -> Iterator[str]:
     """Yield lines of a Markdown table: equal cells, of which one slows the run behind it."""
-    yield f"| comparisons | repeats | faster, at {100 * CARRY_OVER:g} % carry-over (%) | slower (%) |"
-    yield "|---|---|---|---|"
-    for family, repeats in (*((1, n) for n in EFFECT_REPEATS), (3, 8)):
+    yield f"| comparisons | repeats | canary | faster, at {100 * CARRY_OVER:g} % (%) | slower (%) |"
+    yield "|---|---|---|---|---|"
+    cases = (*((1, n) for n in EFFECT_REPEATS), (3, 8))
+    for (family, repeats), canary in itertools.product(cases, (False, True)):
         found = simulate(
             family=family,
             repeats=repeats,
@@ -158,8 +171,12 @@ def tabulate_carry_over(campaigns: int) -> Iterator[str]:
             drift=0.0,
             campaigns=campaigns,
             carry_over=CARRY_OVER,
+            canary=canary,
         )
-        yield f"| {family} | {repeats} | {100 * found[0]:.1f} | {100 * found[1]:.1f} |"
+        yield (
+            f"| {family} | {repeats} | {'first' if canary else 'none'} | {100 * found[0]:.1f} | "
+            f"{100 * found[1]:.1f} |"
+        )
 
 
 def tabulate_looks(campaigns: int) -> Iterator[str]:

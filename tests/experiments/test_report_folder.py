@@ -838,6 +838,49 @@ def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(res
     checked(report, [("figures", forged), ("page", "index.html"), ("page", "report.pdf")])
 
 
+def forge(results):
+    """Change useful tokens, all clocks and the commit of each run, leave out a repeat of an approach,
+    and move the bound of a claim; all is sealed again.
+    """
+
+    def change(line):
+        if "useful_tokens" in line and "step_s" in line:
+            line |= {name: 0.9 * line[name] for name in ("loss_sum", "useful_tokens")}
+            line["useful_tokens"] = int(line["useful_tokens"])
+        return line | {name: 0.5 * line[name] for name in line if name.endswith("_s")}
+
+    table = logs.unsealed(results / "runs.json")
+    (last,) = (r for r in table["runs"] if r["cell"]["approach"] == "packed" and r["repeat"] == 1)
+    table["runs"].remove(last)
+    write_json(results / "runs.json", table | {"seal": sha256_text(canonical_json(table))})
+    shutil.rmtree(results / "runs" / last["run_id"])
+    for record in results.glob("runs/*/run.json"):
+        for kind in ("steps", "events"):
+            logs.edit(record.parent, change, kind)
+        found = logs.unsealed(record)
+        found["git"]["commit"] = "f" * 40
+        found["started_unix_s"] = 8.5e8
+        found["outcome"].pop("ended_unix_s", None)
+        write_json(record, found)
+        seal_logs(record.parent)
+    ledger = LEDGER | {"claims": {"waits": LEDGER["claims"]["waits"] | {"bound": 0.0001}}}
+    shutil.rmtree(results / "report")
+    tables = results / "tables/demo"
+    tabulate(results / "runs.json", results / "runs", tables, [results / "bench.json"])
+    return ledger
+
+
+def test_a_whole_forgery_verifies_and_the_page_says_what_nobody_checked(results, monkeypatch):
+    """As docs/report.md says, only a signature helps."""
+    monkeypatch.setitem(globals(), "LEDGER", forge(results))
+    report(results)
+    checked(results / "report", [])
+    page_text = (results / "report/index.html").read_text()
+    assert "f" * 7 in page_text and "Not checked in 3 runs" in page_text
+    assert "tokens and order digest of each step" in page_text
+    assert "One source, which no second one could contradict" not in page_text  # none is logged
+
+
 # -- the whole report at once: the bytes of the single commands, and what is refused
 
 NAMES = ["demo", "second"]

@@ -37,7 +37,7 @@ def test_every_prefix_on_two_nodes_predicts_every_larger_size(rows):
     ]
     assert [(r.series, r.fitted_to, r.devices, r.measured_s) for r in rows] == expected and len(
         expected
-    ) == 289
+    ) == 307
 
 
 def test_predictions_do_not_depend_on_the_held_out_measurements(rows, monkeypatch):

@@ -29,8 +29,10 @@ from tokenscale.analysis.runs import run_row
 from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json, write_sealed
+from tokenscale.referee.expectations import ONE_SOURCE
 from tokenscale.report import summary
 from tokenscale.report.answers import find_cautions
+from tokenscale.report.campaign_quality import inventory_table
 from tokenscale.report.packed_logs import restore
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -152,10 +154,13 @@ GENERATED = {
     ("steps loss_sum", "copy", 1e-9): "timings, norms and losses of steps",
     ("times of steps", "copy", 1e-9): "timings, norms and losses of steps",
     ("validation loss_sum", "copy", 1e-6): "timings, norms and losses of steps",
+    ("validation loss_sum", "one value", 2.0): "loss of a validation",
+    ("validation loss_sum", "one value less", 1.3): "loss of a validation",
+    ("steps learning_rate", "copy", 1e-9): "learning_rate of each step",
     ("both norms", "freeze", 1.0): "loss, gradient norm and time of a step",
     ("times of steps", "one value less", 10.0): "loss, gradient norm and time of a step",
     ("memory activations_bytes", "scale", 1.03): (
-        "memory of activations, peak of memory, time of computing"
+        "memory of activations, peak of memory, time of computing, processor time"
     ),
     ("all times", "divide", 10.0): "cpu_s",
 }
@@ -195,8 +200,21 @@ def test_a_field_with_a_second_witness_is_named_when_it_is_changed_much(campaign
         if found is not None and found[0] in ("silent", "elsewhere"):
             silent.append(target.name)
     # a variable of communication counts where there is any
-    known = {*plants.ONE_SOURCE, "run.json environment.GLOO_SOCKET_IFNAME"}
+    known = {*ONE_SOURCE, "run.json environment.GLOO_SOCKET_IFNAME"}
     assert set(silent) <= known
+
+
+@pytest.mark.parametrize("of", [of for of in ONE_SOURCE.values() if of.column], ids=str)
+def test_the_page_names_a_number_of_one_source_where_runs_have_it(of):
+    runs, *_ = make_campaign()
+    none = pd.DataFrame({"accuracy": [None, None]})
+    without = runs.assign(**{name: None for _, name, _ in ONE_SOURCE.values() if name in runs})
+    assert "One source" not in inventory_table(without, validation=none).caption
+    if of.column in runs:
+        caption = inventory_table(without.assign(**{of.column: 0.0}), validation=none).caption
+    else:
+        caption = inventory_table(without, none.assign(**{of.column: 0.5})).caption
+    assert f"One source, which no second one could contradict: {of.quantity} ({of.why})." in caption
 
 
 def test_a_loss_that_differs_from_that_of_the_same_samples_is_named(campaign):

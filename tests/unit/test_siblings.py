@@ -1,10 +1,15 @@
 """Runs against each other, from rows alone."""
 
+import math
 from types import SimpleNamespace
 
+import hypothesis
+import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-from tokenscale.referee.siblings import _find_other_cuts
+from tokenscale.referee import siblings as of_runs
+from tokenscale.referee.siblings import OF_A_SHAPE, SHAPE_SPREADS, _find_other_cuts
 
 STORE = {
     "corpus": "web",
@@ -47,3 +52,78 @@ def test_a_share_of_cut_text_is_that_of_other_runs_and_of_the_padded_store(
         groups=lambda *columns: [[*rows]],
     )
     assert [int(run) for run, _ in _find_other_cuts(siblings)] == accused
+
+
+def find_other_shapes(cells: list[list[float]], quantity: str) -> list[str]:
+    """Return the runs that are named; run `c r` is repeat r of cell c."""
+    values = {f"{c} {r}": value for c, runs in enumerate(cells) for r, value in enumerate(runs)}
+    rows = {run: {"approach": "packed", "series": run.split()[0]} for run in values}
+    siblings = SimpleNamespace(
+        rows=rows,
+        of_a_shape=dict.fromkeys(OF_A_SHAPE, {}) | {quantity: values},
+        groups=lambda *columns: [[*rows]],
+    )
+    return [run for run, _ in of_runs._find_other_shapes(siblings)]
+
+
+@hypothesis.given(
+    quantity=st.sampled_from([*OF_A_SHAPE]),
+    repeats=st.integers(4, 9),
+    noise=st.floats(0, 0.01),
+    times=st.floats(1, 3),
+    up=st.booleans(),
+)
+def test_a_run_is_named_where_it_leaves_its_repeats_by_more_than_the_limit(
+    quantity, repeats, noise, times, up
+):
+    runs = [math.exp(noise * (-1) ** r) for r in range(repeats)]
+    beyond = max(math.log(OF_A_SHAPE[quantity][0]), SHAPE_SPREADS * 1.6 * noise) + 1.5 * noise
+    assert find_other_shapes([runs], quantity) == []
+    runs[1] = math.exp((1 if up else -1) * (beyond * times + 1e-9))
+    assert find_other_shapes([runs], quantity) == ["0 1"]
+
+
+@pytest.mark.parametrize("quantity", OF_A_SHAPE)
+def test_an_approach_is_named_where_it_leaves_the_others(quantity):
+    limit = OF_A_SHAPE[quantity][1]
+    cells = [[1.0] * 3, [1.0] * 3, [min(limit, 1e6) * 1.01] * 3]
+    named = ["2 0", "2 1", "2 2"] if limit < math.inf else []
+    assert find_other_shapes(cells, quantity) == named
+
+
+def stop(attempt: int, rank: int, cpu_s: float | None) -> list[dict]:
+    names = {"attempt": attempt, "rank": rank}
+    return [
+        names | {"event": "init_done", "t_mono_s": 10.0 * attempt, "cpu_s": None},
+        names | {"event": "run_stop", "t_mono_s": 10.0 * attempt + 4.0, "cpu_s": cpu_s},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "share"),
+    [
+        (stop(0, 0, 8.0), 2.0),
+        (stop(0, 0, 8.0) + stop(0, 1, 4.0), 1.5),
+        (stop(0, 0, 8.0) + stop(1, 0, 2.0), 0.5),  # the newest attempt
+        (stop(0, 0, None), None),
+        (stop(0, 0, 8.0)[1:], None),
+    ],
+)
+def test_the_processor_time_of_a_second_is_that_of_all_ranks(events, share):
+    assert of_runs._measure_processor_time(events) == share
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("approach", ["packed", "own.Loader"])
+@pytest.mark.parametrize("column", [None, 0, 1, 2])
+def test_runs_of_one_seed_and_equal_order_digests_have_equal_samples(seed, approach, column):
+    """Losses that an own approach shares with the one whose batches it makes are no copies."""
+    runs = of_runs.Siblings()
+    for name, of in (("a", {"seed": 0, "approach": "packed"}), ("b", {"approach": approach})):
+        runs.rows[name] = {"seed": seed, "storage": "", **of}
+        runs.counts[name] = np.arange(20.0).reshape(4, 5)
+    if column is not None:
+        runs.counts["b"][3, column] += 1
+    runs.counts["b"][:, 3:] += 1  # losses and norms
+    equal = seed == 0 and (approach == "packed" or column is None)
+    assert runs.have_equal_samples("a", "b") == equal

@@ -193,7 +193,7 @@ def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(
         (8, {"looks": (6,)}, 0.05),
         (10, {"looks": (6, 7, 8, 9)}, 0.05),
         (8, {"carry_over": 0.05}, 0.06),
-        (13, {"carry_over": 0.05}, 0.06),
+        (13, {"carry_over": 0.05, "canary": True}, 0.05),
     ],
 )
 def test_looks_and_what_a_run_leaves_to_the_next_make_few_false_verdicts(repeats, settings, most):
@@ -209,6 +209,14 @@ def test_looks_and_what_a_run_leaves_to_the_next_make_few_false_verdicts(repeats
         **settings,
     )
     assert sum(found) <= most + 3 * math.sqrt(most * (1 - most) / campaigns)
+
+
+@hypothesis.given(repeats=st.integers(2, 13), order_seed=st.integers(0, 1000))
+def test_behind_a_canary_both_cells_get_as_much_from_the_runs_before_them(repeats, order_seed):
+    """Whichever cell leaves something to the next run, as many runs of each cell follow it."""
+    order = [cell for cell, _ in verdicts.draw_order(1, repeats, order_seed, canary=True)]
+    follows = Counter(itertools.pairwise(order[:-1]))  # the last canary is in no pair
+    assert all(follows[before, 0] == follows[before, 1] for before in range(2))
 
 
 @hypothesis.given(

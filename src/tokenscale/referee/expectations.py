@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,36 @@ Row = dict[str, Any]
 Find = Callable[[Any], Iterable[Any]]
 Word = Literal["invalid", "suspect", "caution"]
 WORDS: tuple[Word, ...] = ("invalid", "suspect", "caution")
+
+
+class OneSource(NamedTuple):
+    """A value that nothing at hand can contradict: the quantity that the page reports of it, its
+    column in the queries `inventory` or `validation` (both empty for a label), and why.
+    """
+
+    quantity: str
+    column: str
+    why: str
+
+
+#: field of logs or run.json that no expectation compares with a second witness → its entry
+ONE_SOURCE = {
+    "run.json hardware.load_average_1min": OneSource(
+        "load average", column="load_average", why="the machine's state, read once"
+    ),
+    "run.json git.changes_sha256": OneSource(
+        "", column="", why="a label: the hashes of the source files are compared"
+    ),
+    "validation correct_tokens": OneSource(
+        "validation accuracy", column="accuracy", why="counted by the validation alone"
+    ),
+    "run.json text_lost": OneSource(
+        "lost text", column="text_lost", why="counted by the tokenizer's encoder alone"
+    ),
+    "run.json text_unknown": OneSource(
+        "unknown ids", column="text_unknown", why="counted by the tokenizer's encoder alone"
+    ),
+}
 
 
 class NotCheckedError(Exception):

@@ -33,6 +33,10 @@ LONE = {"loss": (1.25, True), "grad_norm": (20.0, True), "step_s": (4.0, False)}
 #: times the median distance of values from those beside them, and fewest steps that are judged
 LONE_SPREADS = 10.0
 FEWEST_BESIDE = 9
+#: steps before and after a validation whose training loss stands beside it, and the least ratio by
+#: which it leaves what the validations before and after it have
+STEPS_BESIDE = 3
+VALIDATION_RATIO = 1.25
 
 
 # -- how the run ended
@@ -362,7 +366,7 @@ def _find_other_micro_steps(evidence: Evidence) -> Iterator[str]:
     must="that of the schedule",
     known_from="settings",
     word="invalid",
-    tolerance="1e-9 of it",
+    tolerance="1e-12 of it",
 )
 def _find_other_learning_rates(evidence: Evidence) -> Iterator[str]:
     run = evidence.own
@@ -400,7 +404,7 @@ def _find_other_learning_rates(evidence: Evidence) -> Iterator[str]:
     yield from at_step(
         evidence.steps,
         name="learning_rate",
-        wrong=~np.isclose(found, must, rtol=1e-9, atol=0),
+        wrong=~np.isclose(found, must, rtol=1e-12, atol=0),
         must=must,
     )
 
@@ -478,6 +482,42 @@ def _find_lone_values(evidence: Evidence) -> Iterator[str]:
         for at in np.flatnonzero((np.abs(apart) if both else -apart) > limit)[:1]:
             ratio = math.exp(apart[at])
             yield f"{name} of step {steps.numbers[at]} is {ratio:.3g} × that of the steps beside it"
+
+
+@expect(
+    "loss of a validation",
+    must="as far from the training loss of the steps beside it as before and after",
+    known_from="the run's own steps",
+    word="caution",
+    tolerance=f"{VALIDATION_RATIO:g}×",
+)
+def _find_lone_validations(evidence: Evidence) -> Iterator[str]:
+    """Training losses are counted apart from validations, with the same weights. Where corpora
+    follow each other, both need not move alike.
+    """
+    if evidence.own.mixture is not None or not len(evidence.steps):
+        return
+    steps = evidence.steps
+    loss = steps.sums("loss_sum") / np.maximum(steps.sums("useful_tokens"), 1)
+    ratios: dict[int, float] = {}
+    for event in evidence.named("validation"):
+        if event["step"] is None:
+            continue
+        near = np.abs(steps.numbers - event["step"] + 0.5) < STEPS_BESIDE
+        beside = float(np.median(loss[near])) if near.any() else 0.0
+        if beside > 0 and (event["loss_sum"] or 0) > 0 and (event["useful_tokens"] or 0) > 0:
+            ratios[event["step"]] = event["loss_sum"] / event["useful_tokens"] / beside
+    ordered = sorted(ratios.items())
+    for (_, before), (step, ratio), (_, after) in zip(
+        ordered, ordered[1:], ordered[2:], strict=False
+    ):
+        low, high = sorted((before, after))
+        if not low / VALIDATION_RATIO <= ratio <= high * VALIDATION_RATIO:
+            yield (
+                f"the validation at step {step} is {ratio:.3g} × the training loss beside it, those "
+                f"before and after {before:.3g} × and {after:.3g} ×"
+            )
+            return
 
 
 @expect(

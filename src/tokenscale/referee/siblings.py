@@ -26,6 +26,7 @@ from tokenscale.referee.expectations import (
     expect,
     judge_together,
 )
+from tokenscale.referee.statistics import measure_spread
 from tokenscale.settings.experiments import format_cell
 from tokenscale.settings.run import OURS
 
@@ -67,12 +68,15 @@ LOSS_RATIO_OF_MANY = 1.03
 #: relative difference of losses on any two texts
 TOKEN_SPREAD = 0.5
 FIRST_LOSS = 0.01
-#: quantity of runs with equal shapes → ratio to the others of its cell, and to other cells
+#: quantity of runs with equal shapes → least ratio to its repeats, and to other approaches
 OF_A_SHAPE = {
     "activations_bytes": (1.02, 1.1),
-    "memory_peak_bytes": (1.5, 3.0),
+    "memory_peak_bytes": (1.25, 2.0),
     "seconds of computing a token": (4.0, 5.0),
+    "processor time a second": (1.15, math.inf),  # approaches may tokenize on other cores
 }
+#: spreads of its repeats by which a run differs from them at least
+SHAPE_SPREADS = 6.5
 #: columns of runs with equal shapes
 SHAPE = (
     "arm",
@@ -107,6 +111,7 @@ OF_EVENTS = (
     "loss_sum",
     "useful_tokens",
     "activations_bytes",
+    "cpu_s",
 )
 #: above the number of any step or rank: a run's number times it, and that of a step, are one key
 STEP_SPAN = 1 << 32
@@ -332,6 +337,8 @@ class Siblings:
         }
         if measured:
             self.of_a_shape["activations_bytes"][run_id] = sum(measured.values())
+        if busy := _measure_processor_time(rows):
+            self.of_a_shape["processor time a second"][run_id] = busy
 
     def _add_times(self, run_id: str, rows: list[Row]) -> None:
         """Add when the run was on which boot, by its events and the last step of each rank."""
@@ -404,9 +411,19 @@ class Siblings:
         twin = TWINS.get(row["approach"], row["approach"])
         return twin, "" if row["approach"] in TWINS else row["storage"]
 
-    def batches(self, run_id: str) -> tuple:
-        """What runs share that train on equal samples."""
-        return self.rows[run_id]["seed"], self.family(run_id)[0]
+    def have_equal_samples(self, one: str, other: str) -> bool:
+        """Whether two runs train on equal samples: by seed and family, or by order digest and useful
+        tokens of each step, as of an own approach that reads what another one does.
+        """
+        (seed, family), (other_seed, other_family) = (
+            (self.rows[run_id]["seed"], self.family(run_id)[0]) for run_id in (one, other)
+        )
+        if seed != other_seed or family == other_family:
+            return seed == other_seed
+        if one not in self.counts or other not in self.counts:
+            return False
+        known, expected = (self.counts[run_id][:, :3] for run_id in (one, other))
+        return len(known) > 0 and np.array_equal(known, expected)
 
 
 @between(
@@ -427,7 +444,7 @@ def _find_copied_runs(siblings: Siblings) -> Found:
     for field in ("step_s", "own_s", "loss_sum", "grad_norm"):
         for a, b, words in siblings.find_copies(field):
             if field.endswith("_s") or (
-                siblings.are_ours(a, b) and siblings.batches(a) != siblings.batches(b)
+                siblings.are_ours(a, b) and not siblings.have_equal_samples(a, b)
             ):
                 yield a, f"a copy of run {b}: {words}"
                 yield b, f"a copy of run {a}: {words}"
@@ -479,7 +496,9 @@ def _find_other_losses_of_samples(siblings: Siblings) -> Found:
             for place, name in enumerate(("loss", "gradient norm")):
                 known = {i: values[place] for i, values in of.items() if values[place] > 0}
                 trusted = [i for i in known if i not in siblings.contradicting] or list(known)
-                middle = statistics.median(known[i] for i in trusted) if known else 0.0
+                if len(known) < 2:
+                    continue
+                middle = statistics.median(known[i] for i in trusted)
                 least = max(LEAST_NORM, NORM_TIMES * limit) if place else limit
                 for run_id, value in known.items():
                     if run_id not in named and abs(value / middle - 1) > least / 2:
@@ -497,11 +516,14 @@ def _find_loss_tolerance(precision: str | None, step: float) -> float:
 
 
 @between(
-    "memory of activations, peak of memory, time of computing",
+    "memory of activations, peak of memory, time of computing, processor time",
     "as in runs of equal shapes",
     "other runs",
     "caution",
-    ", ".join(f"{own:g}× and {other:g}×" for own, other in OF_A_SHAPE.values()),
+    f"of repeats {SHAPE_SPREADS:g} spreads and "
+    + ", ".join(f"{own:g}×" for own, _ in OF_A_SHAPE.values())
+    + "; of approaches "
+    + ", ".join(f"{other:g}×" for _, other in OF_A_SHAPE.values() if other < math.inf),
 )
 def _find_other_shapes(siblings: Siblings) -> Found:
     """Approaches with rows of one length compute and hold the same. Each approach has one voice,
@@ -519,14 +541,39 @@ def _find_other_shapes(siblings: Siblings) -> Found:
                 cell = siblings.rows[run_id]["series"]
                 if cell not in cells:
                     continue
-                beside = [(limits[0], middles[cell], "repeats")] if len(cells[cell]) > 2 else []
+                beside = []
+                if len(cells[cell]) > 2:
+                    others = np.array(cells[cell])
+                    others = np.delete(others, np.flatnonzero(others == math.log(value))[0])
+                    least = max(math.log(limits[0]), SHAPE_SPREADS * measure_spread(others))
+                    beside.append((least, float(np.median(others)), "repeats"))
                 if len(cells) > 1:
-                    beside.append((limits[1], statistics.median(middles.values()), "approaches"))
+                    middle = statistics.median(middles.values())
+                    beside.append((math.log(limits[1]), middle, "approaches"))
                 for limit, middle, of in beside:
-                    ratio = value / math.exp(middle)
-                    if max(ratio, 1 / ratio) > limit:
-                        yield run_id, f"its {name} is {ratio:.3g} × that of other {of}"
+                    apart = math.log(value) - middle
+                    if abs(apart) > limit:
+                        ratio = f"{math.exp(apart):.3g} × that of other {of}"
+                        yield run_id, f"its {name} is {ratio}"
                         break
+
+
+def _measure_processor_time(events: Iterable[Row]) -> float | None:
+    """Return the seconds that processes were on cores in a second of the newest attempt, over all
+    ranks; None where no rank logs them.
+    """
+    begun: dict[tuple[int, int], float] = {}
+    spent: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        log = event["attempt"], event["rank"]
+        if event["event"] == "init_done" and event["t_mono_s"] is not None:
+            begun[log] = event["t_mono_s"]
+        elif event["event"] == "run_stop" and event["cpu_s"] and log in begun:
+            spent[event["attempt"]].append((event["cpu_s"], event["t_mono_s"] - begun[log]))
+    if not spent:
+        return None
+    computed, took = map(sum, zip(*spent[max(spent)], strict=True))
+    return computed / took if took > 0 and computed > 0 else None
 
 
 @between("order of samples", "another one in each step and each repeat", "other runs", "suspect")
@@ -626,7 +673,7 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
             if run_id not in known or len(others) < 2:
                 continue
             middle = float(np.median(others))
-            spread = math.sqrt(math.pi / 2) * float(np.abs(others - middle).mean())
+            spread = measure_spread(others)
             ratio = known[run_id] / math.exp(middle)
             least = LOSS_RATIO if len(others) < MANY else LOSS_RATIO_OF_MANY
             if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(least)):

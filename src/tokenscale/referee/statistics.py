@@ -75,6 +75,13 @@ def summary(values: Sequence[float]) -> Summary:
     )
 
 
+def measure_spread(values: np.ndarray) -> float:
+    """Return the standard deviation of Gaussian values with the same mean absolute deviation from
+    the median.
+    """
+    return math.sqrt(math.pi / 2) * float(np.abs(values - np.median(values)).mean())
+
+
 def summarize_pairs(values: Sequence[float], ratios: bool) -> Summary:
     """Median of one value a pair, and the 95 % interval that inverts the sign-flip test: the centres
     that `sign_flip_p` does not reject. Fewer than `fewest_pairs` have their range.

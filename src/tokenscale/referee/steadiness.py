@@ -7,6 +7,7 @@ import numpy as np
 
 from tokenscale.analysis.tables import WARM_UP_STEPS
 from tokenscale.referee.expectations import Evidence, NotCheckedError, expect
+from tokenscale.referee.statistics import measure_spread
 
 #: fewest measured steps whose course is judged, fewest in a part of them, and least share of them
 #: in a part
@@ -77,7 +78,7 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
                 f"{math.exp(change):.2f}×"
             )
         ]
-    limit = max(SPREADS * _spread(log), math.log(LEAST_RATIO))
+    limit = max(SPREADS * measure_spread(log), math.log(LEAST_RATIO))
     longer = log - np.median(log) > max(limit, math.log(SINGLE_RATIO))
     share = (took[longer] - np.median(took)).sum() / took.sum()
     if share > SINGLE_SHARE:
@@ -143,7 +144,9 @@ def _trends(log: np.ndarray) -> Iterator[tuple[float, float]]:
     n = len(log)
     for time in (np.linspace(0, 1, n), np.exp(-np.linspace(0, 6, n))):
         slope, start = np.polyfit(time, log, 1)
-        spread = max(_spread(log - start - slope * time) * math.sqrt(n / (n - 5)), LEAST_SPREAD)
+        spread = max(
+            measure_spread(log - start - slope * time) * math.sqrt(n / (n - 5)), LEAST_SPREAD
+        )
         change = float(slope * (time[-1] - time[0]))
         yield abs(change) / spread, change
 
@@ -162,7 +165,7 @@ def _distances(log: np.ndarray, parts: np.ndarray) -> np.ndarray:
 
 
 def _describe_parts(ascending: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(median, spread) of each part of ascending values; see `_spread`."""
+    """(median, spread) of each part of ascending values; see `measure_spread`."""
     counted = parts.cumsum(axis=1)
     count = counted[:, -1:]
     lower = (counted > (count - 1) // 2).argmax(axis=1)
@@ -171,10 +174,3 @@ def _describe_parts(ascending: np.ndarray, parts: np.ndarray) -> tuple[np.ndarra
     deviations = np.abs(ascending - median[:, None])
     total = np.where(parts, deviations, 0.0).sum(axis=1)
     return median, math.sqrt(math.pi / 2) * total / count[:, 0]
-
-
-def _spread(log: np.ndarray) -> float:
-    """Standard deviation of Gaussian values with the same mean absolute deviation from the
-    median.
-    """
-    return math.sqrt(math.pi / 2) * float(np.abs(log - np.median(log)).mean())

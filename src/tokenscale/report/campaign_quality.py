@@ -10,6 +10,7 @@ import duckdb
 import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
+from tokenscale.referee.expectations import ONE_SOURCE
 from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
@@ -232,8 +233,10 @@ def design(
     )
 
 
-def inventory_table(runs: pd.DataFrame) -> Table:
-    """Return a row for each run, also for those that enter no number."""
+def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
+    """Return a row for each run, also for those that enter no number. The caption names what was
+    not checked, and the numbers of runs and validations that have one source.
+    """
     queued = runs["job_ids"].notna().any()
     heads = columns(
         "run",
@@ -273,9 +276,13 @@ def inventory_table(runs: pd.DataFrame) -> Table:
         for text in of.split("; ")
         if TOO_NOISY not in text
     )
-    parts = (
+    parts = [
         f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text
-    )
+    ]
+    known = {name for of in (runs, validation) for name in of if of[name].notna().any()}
+    alone = [f"{of.quantity} ({of.why})" for of in ONE_SOURCE.values() if of.column in known]
+    if alone:
+        parts.append(f"One source, which no second one could contradict: {', '.join(alone)}.")
     return Table(columns=heads, rows=rows, caption=" ".join(parts))
 
 

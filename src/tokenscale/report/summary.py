@@ -168,7 +168,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "validation": validation_table(validation, dropped),
             "generations": generations_table(rows("generations")),
             "proof": proof,
-            "inventory": campaign_quality.inventory_table(runs),
+            "inventory": campaign_quality.inventory_table(runs, validation),
             "quarantine": campaign_quality.quarantine_table(opened.connection),
             "steadiness": campaign_quality.steadiness(rows("step_times"), throughput),
             "campaign": campaign_text(throughput, runs, planned=planned),

@@ -658,20 +658,25 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the
     factors. Every other block has the reverse order of the one before it, so that drift changes
     sides between pairs of cells (ABBA); the last of an odd number of blocks has no counterpart. Of
-    `DRAWN_ORDERS` shuffles the one is taken with which each cell follows each most evenly, itself
-    included, so that what a run leaves to the next (heat, caches) meets all cells alike (serially
-    balanced sequences, Finney & Outhwaite 1956). Cells with more repeats than others stand side by
-    side. Within a block, a run that resumes from another run's state follows it. Canary runs are
-    interleaved; their repeats are numbered after those of all cells.
+    `DRAWN_ORDERS` shuffles the one is taken with which each cell is followed most evenly by all
+    cells, itself included, so that what a run leaves to the next (heat, caches) meets all cells
+    alike (serially balanced sequences, Finney & Outhwaite 1956). Cells with more repeats than others
+    stand side by side. Within a block, a run that resumes from another run's state follows it.
+    Canary runs are interleaved; their repeats are numbered after those of all cells. The first run
+    of all is a canary then, and all others follow one that is counted.
     """
     cells = expand_cells(experiment)
     by_name = count_repeats(experiment)
     repeats = [by_name[format_cell(cell)] for cell in cells]
     predecessors = [_count_predecessors(cell.get("resume_from")) for cell in cells]
     most = max(repeats, default=0)
-    #: (cell, repeat), and how often a cell stands behind another; cells by their number
+    canary = None
+    if experiment.canary is not None:
+        levels = experiment.canary.cell
+        number = cells.index(find_cell(experiment, levels=levels, key="canary.cell"))
+        canary = number, experiment.canary.every
+    #: (number of a cell, repeat)
     order: list[tuple[int, int]] = []
-    follows: Counter[tuple[int, int]] = Counter()
     for first in range(0, most, 2):
         chance = random.Random(f"{experiment.order_seed}/{first // 2}")
         drawn = [
@@ -683,29 +688,38 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
             )
             for _ in range(DRAWN_ORDERS)
         ]
-        last = order[-1:]
-        added = [_count_successions([*last, *runs]) for runs in drawn]
-        # growth of the sum of squares, which is least where all counts are equal
-        growth = [sum(n * (n + 2 * follows[pair]) for pair, n in of.items()) for of in added]
-        best = growth.index(min(growth))
-        order += drawn[best]
-        follows.update(added[best])
-    result = [(cells[number], repeat) for number, repeat in order]
-    if experiment.canary is None:
-        return result
-    cell = find_cell(experiment, levels=experiment.canary.cell, key="canary.cell")
-    every = experiment.canary.every
-    groups = [result[i : i + every] for i in range(0, len(result), every)]
-    interleaved = [(cell, most)]
-    for number, group in enumerate(groups, 1):
-        interleaved += [*group, (cell, most + number)]
-    return interleaved
+        imbalances = [
+            _measure_imbalance(_interleave([*order, *runs], canary, most), len(cells), most)
+            for runs in drawn
+        ]
+        order += drawn[imbalances.index(min(imbalances))]
+    return [(cells[number], repeat) for number, repeat in _interleave(order, canary, most)]
 
 
-def _count_successions(runs: Sequence[tuple[int, int]]) -> Counter[tuple[int, int]]:
-    """Return how often a cell stands right behind another; `runs` are (number of a cell, repeat)."""
-    cells = [cell for cell, _ in runs]
-    return Counter(itertools.pairwise(cells))
+def _interleave(
+    runs: Sequence[tuple[int, int]], canary: tuple[int, int] | None, repeat: int
+) -> list[tuple[int, int]]:
+    """Return (number of a cell, repeat) of runs with those of the canary, a cell and the number of
+    other runs between two of its runs; its first repeat is `repeat`.
+    """
+    if canary is None:
+        return [*runs]
+    cell, every = canary
+    found = [(cell, repeat)]
+    for number, begin in enumerate(range(0, len(runs), every), repeat + 1):
+        found += [*runs[begin : begin + every], (cell, number)]
+    return found
+
+
+def _measure_imbalance(runs: Sequence[tuple[int, int]], cells: int, repeats: int) -> float:
+    """Return the sum of squares by which the numbers of runs of each cell behind a cell differ from
+    their mean, over all cells; `runs` are (number of a cell, repeat). Those from `repeats` on are of
+    the canary, and count as predecessors alone.
+    """
+    pairs = [(one, cell) for (one, _), (cell, k) in itertools.pairwise(runs) if k < repeats]
+    behind = Counter(one for one, _ in pairs)
+    squares = [sum(n * n for n in found.values()) for found in (Counter(pairs), behind)]
+    return squares[0] - squares[1] / cells
 
 
 def _draw_blocks(
