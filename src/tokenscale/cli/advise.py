@@ -261,9 +261,9 @@ def find_no_texts(values: Sequence[str]) -> str | None:
 
 def _is_identifier(value: str) -> bool:
     """Whether a value is one word of ASCII with a digit, as a number, a date or a hash has."""
-    word = value.strip()
-    digits = any(character.isdigit() for character in word)
-    return digits and word.isascii() and len(word.split()) == 1 and len(word) <= SHORT
+    if len(value) > SHORT or not value.isascii() or len(value.split()) != 1:
+        return False
+    return any(character.isdigit() for character in value)
 
 
 def _spell(settings: AdviceSettings, files: Sequence[str]) -> list[str]:
@@ -368,7 +368,9 @@ def choose_approach(
             f"mix documents, or {NEEDS['packed']}, use packed.",
         )
     together = t / float(np.mean(lengths))
-    digits = 0 if together >= 10 else 1
+    held = f"A row holds about {together:,.{0 if together >= 10 else 1}f} documents"
+    if together < 1.5:
+        held = "Some rows hold pieces of several documents"
     apart = (
         f"rows with one document each would count {_format_percent(bucketed['useful'])} "
         f"(length-bucketed) or {_format_percent(padded['useful'])} (padded)"
@@ -378,7 +380,7 @@ def choose_approach(
     return (
         "packed",
         f"{_format_percent(packed['useful'])} of its positions count and nothing is dropped; "
-        f"{apart}. A row holds about {together:,.{digits}f} documents, which see each other: set "
+        f"{apart}. {held}, which see each other: set "
         f"document_mask: true if they must not. If {NEEDS['token-list']}, use token-list.",
     )
 
