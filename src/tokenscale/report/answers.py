@@ -184,7 +184,9 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
     near = [name for name in used if name != fastest]
     near = near or sorted(ratios, key=lambda name: -ratios[name].median)[:1]
     against = ", ".join(f"{name} {_describe_ratio(ratios[name])}" for name in near)
-    repeated = any(of.n > 1 for of in ratios.values())
+    if any(ratios[name].n < 2 for name in near):
+        against += f"; of one pair, less than {100 * UNREPEATED:.0f} % is no difference"
+    repeated = (kept["series"].value_counts() > 1).any()
     return [
         {
             "part": "choice",
@@ -196,8 +198,8 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
 
 
 def compare_rates(rows: pd.DataFrame, fastest: str) -> dict[str, Summary]:
-    """Return series → its rates over those of the fastest, in pairs of one repeat. A series without
-    a common repeat has the ratio of the medians, as one pair.
+    """Return series → its rates over those of the fastest, in pairs of one repeat. A series with
+    fewer than two pairs has the ratio of the medians, as one: further repeats of either count.
     """
     rates = {
         str(name): dict(zip(of["repeat"], of[RATE], strict=True))
@@ -208,7 +210,7 @@ def compare_rates(rows: pd.DataFrame, fastest: str) -> dict[str, Summary]:
     for name, of in rates.items():
         compared = compare_pairs(of, base)
         ratio = float(np.median([*of.values()]) / np.median([*base.values()]))
-        ratios[name] = compared.spread if compared.spread.n else summary([ratio])
+        ratios[name] = compared.spread if compared.spread.n > 1 else summary([ratio])
     return ratios
 
 
@@ -220,11 +222,11 @@ def _is_as_fast(ratio: Summary) -> bool:
 def _describe_ratio(ratio: Summary) -> str:
     """
     >>> _describe_ratio(summary([0.9, 1.0])), _describe_ratio(summary([0.91]))
-    ('0.950× (0.900 to 1.00, range of 2 pairs)', '0.910× (one pair)')
+    ('0.95× (0.9 to 1, range of 2 pairs)', '0.91×')
     """
     text = f"{number(ratio.median)}×"
     if ratio.n < 2:
-        return f"{text} (one pair)"
+        return text
     return f"{text} ({number(ratio.low)} to {number(ratio.high)}, {ratio.kind} of {ratio.n} pairs)"
 
 
@@ -244,9 +246,9 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
     known = rows["dropped_share"].notna().all()
     by_run = rows["counted_by_run"].any()
-    source = "counted by the runs as they began" if by_run else "counts of an epoch"
+    source = "counted by the runs as they began" if by_run else "counted over a whole epoch"
     spread = (
-        "share of useful tokens behind the end of a row, "
+        "share of the useful tokens that lie behind the end of a row, "
         f"{source if known else 'not recorded for all'}"
     )
     return [
@@ -822,7 +824,7 @@ def _describe_load(runs: pd.DataFrame) -> str:
             f"{int(own)}."
         )
     if noisy := int(counted["unchecked"].fillna("").str.contains(TOO_NOISY).sum()):
-        text = "steps vary so much that a part twice as slow as the rest is not found."
+        text = "steps vary so much that a slowdown to half the speed would go unnoticed."
         found.append(f"In {noisy} of {len(runs)} runs {text}")
     return " ".join(found)
 

@@ -14,7 +14,7 @@ from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number
-from tokenscale.report.table import Link, Table, columns, count
+from tokenscale.report.table import Link, Table, columns, count, fold_columns
 from tokenscale.settings.experiments import flatten_cell
 
 
@@ -276,7 +276,8 @@ def inventory_table(runs: pd.DataFrame) -> Table:
     parts = (
         f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text
     )
-    return Table(columns=heads, rows=rows, caption=" ".join(parts))
+    made = Table(columns=heads, rows=rows, caption=" ".join(parts))
+    return fold_columns(made, "attempts", "steps", "repeated rows", "broken lines", "sealed")
 
 
 def _newest_log(run: Any) -> str:

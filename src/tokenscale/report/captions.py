@@ -13,10 +13,8 @@ from tokenscale.report.style import number, order_series
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer
 #: elsewhere
 SHORT = 230
-OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
-SHARED_CORES = (
-    "ranks share the cores that one process had: a correctness run, not a scaling measurement"
-)
+OVERSUBSCRIBED = "more ranks than cores: this tests correctness and does not measure scaling"
+SHARED_CORES = "ranks share the cores that one process had: this tests correctness, and does not measure scaling"
 
 
 def caution(scaling: pd.DataFrame) -> str:
