@@ -13,8 +13,10 @@ from tokenscale.report.style import number, order_series
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer
 #: elsewhere
 SHORT = 230
-OVERSUBSCRIBED = "more ranks than cores: this tests correctness and does not measure scaling"
-SHARED_CORES = "ranks share the cores that one process had: this tests correctness, and does not measure scaling"
+OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
+SHARED_CORES = (
+    "ranks share the cores that one process had: a correctness run, not a scaling measurement"
+)
 
 
 def caution(scaling: pd.DataFrame) -> str:
