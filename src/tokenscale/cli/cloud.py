@@ -491,12 +491,12 @@ def work(address: str, experiment: str, ranks: int, every_s: float, code: str | 
     for path, facts in plan["files"].items():
         fetch_input(bucket, name=path, facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
-        if (code := train_run(bucket, settings, every_s=every_s)) == RESUME_EXIT_CODE:
-            return code
-        if code:
-            failed[settings.identity] = code
-    for run_id, code in failed.items():
-        print(f"tokenscale: {run_id} failed with exit code {code}", flush=True)
+        if (exit_code := train_run(bucket, settings, every_s=every_s)) == RESUME_EXIT_CODE:
+            return exit_code
+        if exit_code:
+            failed[settings.identity] = exit_code
+    for run_id, exit_code in failed.items():
+        print(f"tokenscale: {run_id} failed with exit code {exit_code}", flush=True)
     return next(iter(failed.values()), 0)
 
 
