@@ -1,11 +1,15 @@
 import json
+import re
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.corpora import make_corpus
 from tests.unit.study_train.conftest import asked
@@ -133,6 +137,9 @@ def test_the_next_command_trains_in_the_advised_format(
         ([40] * 300 + [700] * 200, "packed", "(length-bucketed)"),
         ([257] * 300, "pretokenized-padded", "documents fill their rows"),
         ([20] * 10 + [5000] * 30, "token-list", "75.0 % of the documents are longer than a row"),
+        ([5001], "packed", "one document of 20 rows, which packed reads in random order"),
+        ([258], "packed", "one document of 2 rows"),
+        ([257], "packed", "fits into one row of 256"),
     ],
 )
 def test_one_sentence_says_what_to_use_and_when_something_else(lengths, choice, words):
@@ -141,21 +148,81 @@ def test_one_sentence_says_what_to_use_and_when_something_else(lengths, choice, 
     approaches = compare_approaches(lengths, 256)
     found, reason = command.choose_approach(lengths, 256, approaches)
     assert found == choice and words in reason and reason.endswith(".")
-    assert "use" in reason.rpartition("If ")[2], "and if something is different"
+    assert re.search("use|ask", reason.rpartition("If ")[2]), "and if something is different"
+
+
+@pytest.mark.parametrize("file", ["book.txt", "book.jsonl"])
+def test_one_document_is_answered_and_its_validation_must_come_from_elsewhere(
+    place, tmp_path, capsys, file
+):
+    text = " ".join(str(n % 900) for n in range(5 * T))
+    (tmp_path / file).write_text(json.dumps({"text": text}) if "json" in file else text)
+    assert advise(tmp_path, file, "--tokenizer", str(place / "tokenizer")) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 document," in out and "one document of 321 tokens" in out
+    assert "use packed, because the text is one document of 5 rows" in out
+    assert "a validation loss needs other documents (validation_files" in out
+    assert ("--separator TEXT parts them" in out) == (file == "book.txt")
+
+
+#: values of columns that are not the one of the text
+NO_TEXTS = [
+    st.lists(st.sampled_from(["en", "de", "fr", "es"]), min_size=80, max_size=99),
+    st.lists(st.integers().map(str), min_size=20, max_size=99),
+    st.lists(st.dates().map(str), min_size=20, max_size=99),
+    st.lists(st.uuids().map(lambda n: f"{n}"[:8] + "7"), min_size=20, max_size=99),
+]
+
+
+@pytest.mark.parametrize("end", ["parquet", "csv", "jsonl"])
+def test_a_column_that_is_not_the_text_is_the_only_answer_with_the_call_that_names_the_text(
+    place, tmp_path, capsys, monkeypatch, end
+):
+    """One message, before anything is tokenized; its next step runs and advises on the text."""
+    monkeypatch.chdir(tmp_path)
+
+    @settings(max_examples=4, deadline=None)
+    @given(st.one_of(NO_TEXTS))
+    def check(column):
+        bodies = [f"{n} {n} 7 8" for n in range(len(column))]
+        texts = pa.table({"text": column, "body": bodies})
+        if end == "parquet":
+            pq.write_table(texts, "a.parquet")
+        else:
+            frame = texts.to_pandas()
+            csv = frame.to_csv(index=False)
+            lines = frame.to_json(orient="records", lines=True)
+            Path(f"a.{end}").write_text(csv if end == "csv" else lines)
+        words = ["a." + end, "--tokenizer", str(place / "tokenizer"), "--sequence-length", "64"]
+        assert main(["advise", *words]) == 2
+        out, error = capsys.readouterr()
+        assert not out and "'text' does not look like the text" in error
+        assert "columns  text, body" in error
+        (line,) = [line for line in error.splitlines() if line.startswith("  next ")]
+        _, _, *again = shlex.split(line)
+        assert again[-2:] == ["--text-column", "body"] and main(again) == 0
+        assert "use     " in capsys.readouterr().out
+
+    check()
+
+
+@given(st.lists(st.text("abcdefgh ", min_size=3), min_size=20, max_size=99, unique=True))
+def test_short_texts_that_differ_are_texts(values):
+    assert command.find_no_texts(values) is None
 
 
 def test_texts_that_repeat_and_texts_without_words_are_named():
     """As where the column of languages was taken for the text."""
     texts = ["en", "de"] * 50
     card = TextCard(documents=100, text_bytes=200, lengths=np.full(100, 2))
-    repeated, short = command.list_cautions(command.describe_texts(texts, card))
+    repeated, short = command.list_cautions(command.describe_texts(texts, card), 100)
     assert repeated.startswith("caution: 98.0 % of the sampled texts repeat")
     assert "--text-column" in short
     longer = replace(card, lengths=np.full(100, 20))
     whole = command.describe_texts([f"text {n}" for n in range(100)], longer)
-    assert not [*command.list_cautions(whole)]
+    assert not [*command.list_cautions(whole, 100)]
     all_read = command.describe_texts(texts[:2], longer, repeated=0.24)
-    (caution,) = command.list_cautions(all_read)
+    (caution,) = command.list_cautions(all_read, 2)
     assert caution.startswith("caution: 24.0 % of the documents repeat earlier ones")
 
 
@@ -187,7 +254,6 @@ TWO = b'{"text": "1"}\n{"text": "2"}\n'
     "name, content, arguments, told",
     [
         ("what.dat", b"text", [], "does not say what it holds"),
-        ("one.txt", b"One document.", [], "is one document"),
         ("blank.jsonl", b"\n\n", [], "holds no documents"),
         ("lines.jsonl", TWO.replace(b"2", b"word"), [], "reads numbers only"),
         ("lines.jsonl", TWO, ["--tokenizer", "tekkne"], "no tokenizer 'tekkne'"),

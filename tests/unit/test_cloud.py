@@ -4,6 +4,7 @@ interface.
 
 import hashlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
 from tokenscale.cli import cloud
 from tokenscale.settings.config import load_config
+from tokenscale.settings.extensions import verify_extensions
+from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
 pytestmark = pytest.mark.slow(25)
@@ -91,6 +94,87 @@ def test_inputs_are_staged_once_by_their_hash(project):
     with pytest.raises(UserError, match="is damaged"):
         cloud.fetch_input(Bucket(ADDRESS), "results/tokens/new/x.bin", facts)
     assert not [*Path("results/tokens/new").iterdir()]
+
+
+MODULE = """
+from extensions import parts
+from tokenscale.settings.extensions import objective
+
+
+@objective()
+class Own:
+    scale = parts.SCALE
+"""
+
+
+@pytest.fixture
+def own(project):
+    """The project with an own objective, whose module imports another; and one that no run uses."""
+    Path("extensions").mkdir()
+    Path("extensions/loss.py").write_text(MODULE)
+    Path("extensions/parts.py").write_text("SCALE = 2.0\n")
+    Path("extensions/other.py").write_text("SCALE = 3.0\n")
+    runs = EXPERIMENT["runs"] | {"objective": "loss:Own"}
+    write("config/experiments/own.yaml", EXPERIMENT | {"runs": runs})
+    yield project
+    for name in [name for name in OBJECTIVES if "." in name]:
+        del OBJECTIVES[name]
+
+
+def worker_command(lines) -> list[str]:
+    return shlex.split(lines[-1].partition("next ")[2])
+
+
+def test_own_modules_are_staged_and_taken_with_their_digest_alone(own, monkeypatch):
+    """A worker without them gets the files that are part of the code, and no other."""
+    trained = []
+    monkeypatch.setattr(cloud, "train_run", lambda _, run, **__: trained.append(run) or 0)
+    command = worker_command(stage())
+    assert command[-2] == "--code" and "worker" in command[-3]
+    Path("extensions").rename("elsewhere")
+    for code in (None, "0" * 16):
+        with pytest.raises(UserError) as error:
+            cloud.work(ADDRESS, "own", 2, 60, code=code)
+        assert command[-1] in error.value.facts["next"] and not Path("extensions").exists()
+    assert cloud.work(ADDRESS, "own", 2, 60, code=command[-1]) == 0 and len(trained) == 2
+    found = {path.name: path.read_text() for path in Path("extensions").iterdir()}
+    assert found == {n: Path("elsewhere", n).read_text() for n in ("loss.py", "parts.py")}
+    verify_extensions(trained[0].extensions)
+    # what is here needs no digest, and is not overwritten
+    assert cloud.work(ADDRESS, "own", 2, 60) == 0 and len(trained) == 4
+    Path("extensions/parts.py").write_text("SCALE = 4.0\n")
+    with pytest.raises(UserError, match="an own module here is another one"):
+        cloud.work(ADDRESS, "own", 2, 60, code=command[-1])
+    assert Path("extensions/parts.py").read_text() == "SCALE = 4.0\n" and len(trained) == 4
+    # and another code has another digest
+    assert worker_command(stage())[-1] != command[-1]
+
+
+def test_own_modules_that_the_bucket_changes_are_refused(own):
+    """Neither in the plan, nor in the object, nor out of the folder."""
+    command = worker_command(stage())
+    Path("extensions").rename("elsewhere")
+    key = "project/experiments/own/ranks=2.json"
+    plan = json.loads(own.get_object(Bucket="texts", Key=key)["Body"].read())
+    modules = plan["modules"]
+    other = plan | {"modules": {"config/config.yaml": modules["extensions/loss.py"]}}
+    own.put_object(Bucket="texts", Key=key, Body=json.dumps(other).encode())
+    for code in (command[-1], cloud._digest_modules(other["modules"])):
+        with pytest.raises(UserError, match="not those that --code names|not in its folder"):
+            cloud.work(ADDRESS, "own", 2, 60, code=code)
+    own.put_object(Bucket="texts", Key=key, Body=json.dumps(plan).encode())
+    sha256 = modules["extensions/loss.py"]["sha256"]
+    own.put_object(Bucket="texts", Key=f"project/inputs/{sha256}", Body=b"import os")
+    with pytest.raises(UserError, match="is damaged"):
+        cloud.work(ADDRESS, "own", 2, 60, code=command[-1])
+    assert not [*Path("extensions").iterdir()]
+
+
+def test_own_modules_that_changed_since_the_plan_are_not_staged(own):
+    runs = own_runs()
+    Path("extensions/parts.py").write_text("SCALE = 4.0\n")
+    with pytest.raises(UserError, match="has changed since this was planned"):
+        cloud.find_modules(runs)
 
 
 def own_runs():

@@ -1,17 +1,21 @@
 """A user's own modules in the folder `extensions/`: what their names promise, and what is refused."""
 
+import argparse
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import make_run
 from tests.refusals import refused
 from tokenscale.base.errors import UserError
+from tokenscale.cli.train import command as train
+from tokenscale.cli.train.request import parse_request
 from tokenscale.runs.launch import start
 from tokenscale.settings import extensions, registry
 from tokenscale.settings.closure import training_code
@@ -210,3 +214,45 @@ def test_settings_that_are_no_extension_are_refused():
     for own in ({"name": "a.B.0123456789", "kind": "objective", "facts": {"x": 1}}, {"name": "a"}):
         with pytest.raises(UserError):
             RunSettings.from_json(json.dumps({"extensions": [{"kind": "objective"} | own]}))
+
+
+# -- flags of train
+
+
+def request(*words: str) -> RunSettings:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    return parse_request(parser.parse_args(["--dataset", "dummy", *words])).run
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(scale=st.floats(0.5, 9), seed=st.integers(0, 9))
+def test_a_flag_names_the_run_that_an_experiment_names(folder, scale, seed):
+    """The same code is the same run, whoever names it; another code is another run."""
+    (folder / "deeper.py").write_text(f"SCALE = {scale}\n")
+    run = request("--objective", "loss:Own", "--seed", str(seed))
+    source = read()
+    own = {"objective": source.name, "extensions": source.settings}
+    assert run == replace(request("--seed", str(seed)), **own)
+    assert run.identity == RunSettings.from_json(run.to_json()).identity
+    assert run.identity != request("--seed", str(seed)).identity
+    (folder / "deeper.py").write_text(f"SCALE = {scale + 1}\n")
+    assert request("--objective", "loss:Own", "--seed", str(seed)).identity != run.identity
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ("los:Own", ["is missing", "did you mean loss:Own?"]),
+        ("loss:Owm", ["declares no extension Owm", "did you mean loss:Own?"]),
+        ("loss:", ["names no extension"]),
+        ("rows:open_rows", ["declares no extension"]),
+        ("casual", ["--objective"]),
+    ],
+)
+def test_a_flag_that_names_no_objective_is_one_message_and_nothing_is_written(
+    objective, words, folder, capsys
+):
+    command = ["train", "--dataset", "dummy", "--objective", objective]
+    message = refused(capsys, command, untouched=folder.parent)
+    assert all(word in message for word in words), message

@@ -5,14 +5,16 @@ a phone.
 import re
 import statistics
 from importlib import resources
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from tests import logs
-from tokenscale.report import answers, captions, summary
+from tokenscale.report import answers, captions, save, summary
 from tokenscale.report.style import number
 from tokenscale.report.summary import describe_text
 
@@ -140,17 +142,18 @@ def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, ver
         st.sampled_from(["padded", "padding-free", "token-list", "packed", "length-bucketed"]),
         st.tuples(
             st.sampled_from([0.0, 0.004, 0.4, NAN]),
-            st.lists(st.floats(1e3, 1e5), min_size=1, max_size=3),
+            st.lists(st.floats(1e3, 1e5), min_size=1, max_size=8),
         ),
         min_size=2,
     )
 )
 def test_what_to_use_is_the_fastest_that_keeps_the_text_and_what_repeats_do_not_tell_from_it(made):
     rates = [
-        {"series": name, "approach": name, "world_size": world, answers.RATE: rate * world}
+        {"series": name, "approach": name, "world_size": world, "repeat": repeat}
+        | {answers.RATE: rate * world}
         for name, (_, values) in made.items()
         for world in (1, 2)
-        for rate in values
+        for repeat, rate in enumerate(values)
     ]
     throughput = pd.DataFrame(rates)
     shares = text({name: share for name, (share, _) in made.items()})
@@ -164,15 +167,48 @@ def test_what_to_use_is_the_fastest_that_keeps_the_text_and_what_repeats_do_not_
     medians = {name: statistics.median(values) for name, values in keeping.items()}
     fastest = max(medians, key=medians.get)
     assert fastest in used and set(used) <= keeping.keys()
-    apart = [(max(v) - min(v)) / medians[name] for name, v in keeping.items() if v[1:]]
-    spread = max(apart, default=0.1)
-    behind = {name: 1 - medians[name] / medians[fastest] for name in keeping}
-    assert {name for name in keeping if behind[name] < spread - 1e-9} <= set(used)
-    assert not {name for name in used if behind[name] > spread + 1e-9}
+    for name, values in keeping.items():
+        pairs = [one / other for one, other in zip(values, keeping[fastest], strict=False)]
+        if len(pairs) > 1 and max(pairs) < 0.98:
+            assert name not in used, "slower in every pair"
+        if len(pairs) > 1 and statistics.median(pairs) >= 1:
+            assert name in used, "not slower in half of the pairs"
+        if len(pairs) == 1:
+            near = medians[name] / medians[fastest]
+            assert (name in used) == (near >= 0.9) or abs(near - 0.9) < 1e-9
     assert ("drops no text" in answer["text"]) == (max(made[name][0] for name in used) == 0)
     varied = throughput.assign(series=throughput["series"] + ", tied")
     named = shares.assign(series=shares["series"] + ", tied")
     assert answers.answer_choice(varied, named) == [], "more than the approach differs"
+
+
+@given(
+    rates=st.lists(st.tuples(st.floats(0.98, 1.02), st.floats(0.88, 0.92)), min_size=2, max_size=8),
+    third=st.lists(st.floats(0.68, 0.72), min_size=8, max_size=8),
+    outlier=st.floats(1e-3, 0.6),
+    at=st.integers(0, 7),
+)
+def test_one_slow_run_lets_no_slower_approach_into_the_choice(rates, third, outlier, at):
+    """A run that the machine slowed, of whichever approach but the fastest, widened the range of
+    all: approaches 10 and 30 % slower in every pair were then as good.
+    """
+    made = {
+        "packed": [one for one, _ in rates],
+        "token-list": [other for _, other in rates],
+        "padding-free": third[: len(rates)],
+    }
+    for slowed in (None, "token-list", "padding-free"):
+        rows = [
+            {"series": name, "approach": name, "world_size": 1, "repeat": repeat}
+            | {answers.RATE: 1e4 * rate * (outlier if name == slowed and repeat == at else 1)}
+            for name, values in made.items()
+            for repeat, rate in enumerate(values)
+        ]
+        (answer,) = answers.answer_choice(pd.DataFrame(rows), text(dict.fromkeys(made, 0.0)))
+        assert answer["text"].startswith("Use packed: it drops no text"), (slowed, answer)
+        kind = "95 % interval" if len(rates) >= 6 else "range"
+        assert "speed over that of packed: " in answer["spread"]
+        assert f"{kind} of {len(rates)} pairs" in answer["spread"]
 
 
 def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_count_of_an_epoch():
@@ -450,3 +486,31 @@ def test_the_page_shows_the_card_of_the_text():
     assert "each other" not in describe_text("web", "bpe", stores, runs[1:])
     assert "in the median" not in describe_text("web", "bpe", stores[:1], runs)
     assert describe_text("books", "bpe", stores, runs) == "corpus books, tokenizer bpe"
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    words=st.tuples(st.integers(1, 18), st.integers(1, 60)),
+    size=st.tuples(st.floats(3, 9), st.floats(2, 12)),
+)
+def test_a_slide_is_16_to_9_and_its_drawing_lies_between_title_and_caption(words, size):
+    title, caption = ("word " * count for count in words)
+    texts = {"title": title, "queries": ("throughput",)} | {
+        name: lambda text=text: text
+        for name, text in {"finding": title, "caption": caption, "folded": "", "alt": ""}.items()
+    }
+    shown = SimpleNamespace(**texts, table=lambda: None)
+    loaded = save.LoadedFigure(name="rates", figure=shown, data=pd.DataFrame(), csv="a\n1\n")
+    slide = save.make_slide(loaded, Figure(figsize=size))
+    pixels = slide.get_size_inches() * slide.dpi
+    assert tuple(pixels.round()) == (1920, 1080)
+    (image,) = slide.images
+    height, width = image.get_array().shape[:2]
+    inside = (0 <= image.ox <= 1920 - width, 0 <= image.oy <= 1080 - height)
+    assert all(inside)
+    above = [text.get_window_extent() for text in slide.texts if text.get_position()[1] > 0.6]
+    below = [text.get_window_extent() for text in slide.texts if text.get_position()[1] < 0.6]
+    assert min(box.y0 for box in above) >= image.oy + height
+    assert max(box.y1 for box in below) <= image.oy
+    assert min(box.y0 for box in below) >= 0 and max(box.x1 for box in (*above, *below)) <= 1920
+    assert slide.texts[-1].get_text().startswith("Source: tokenscale, rates.csv, SHA-256 ")

@@ -7,6 +7,9 @@ import shlex
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,16 @@ import numpy as np
 
 from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import expand_path, write_json
-from tokenscale.cli.pretokenize_file import TextOptions, choose_text_column, reword_for_flags
+from tokenscale.cli.pretokenize_file import (
+    TextOptions,
+    choose_text_column,
+    list_columns,
+    reword_for_flags,
+)
 from tokenscale.costs import data as costs
 from tokenscale.costs.card import NEEDS, TextCard, choose_samples, count_packed
 from tokenscale.data.corpus.files import expand_patterns
-from tokenscale.data.corpus.read import detect_format
+from tokenscale.data.corpus.read import detect_format, read_texts
 from tokenscale.data.corpus.sample import count_repeated, draw_sample
 from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.manifest import load_writer
@@ -47,9 +55,18 @@ NAMES = {
 }
 #: share of documents that are most of them
 MOSTLY = 0.5
-#: above this share of repeated texts, and below so many tokens, a column may be the wrong one
+#: above this share of repeated texts, and below so many tokens, readers are cautioned
 REPEATED = 0.05
 FEW_TOKENS = 4
+#: so many values are judged whether they are texts: they are not where at most `FEW_VALUES` of them
+#: differ and most have at most `SHORT` characters, nor where `NEARLY_ALL` are numbers, dates or
+#: identifiers
+JUDGED = 20
+FEW_VALUES = 0.05
+SHORT = 40
+NEARLY_ALL = 0.9
+#: rows of each other column that are read to find the one that holds the text
+FIRST_ROWS = 1000
 
 
 @settings_class
@@ -96,7 +113,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
 
     Counts and bytes are those of the sample times the number of documents over that of the sample;
     shares are those of the sample. Raise UserError for files and tokenizers that cannot be read,
-    and for fewer than two documents.
+    and for a column whose values are no texts.
     """
     source = SourceSettings(kind="files", files=files, separator=settings.unescaped_separator)
     try:
@@ -109,7 +126,8 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         )
         found = draw_sample(paths, source, settings.documents)
     except UserError as error:
-        raise reword_for_flags(error) from None
+        raise _name_column(reword_for_flags(error), source, _spell(settings, files)) from None
+    _require_texts(found.texts, source, paths[0], command=_spell(settings, files))
     wanted = settings.sequence_length
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         tokenizer = _load_tokenizer(settings.tokenizer_name, folder=Path(folder), log=log)
@@ -158,6 +176,104 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     )
     facts["next"] = _name_next(settings, facts)
     return facts
+
+
+def _require_texts(
+    texts: Sequence[str], source: SourceSettings, path: Path, command: Sequence[str]
+) -> None:
+    """Raise UserError if the values are no texts, with the other columns of the file and the
+    command that advises on the likeliest of them.
+    """
+    wrong = find_no_texts(texts)
+    if wrong is None:
+        return
+    columns = list_columns(path, source)
+    likeliest = _find_likeliest(path, source, columns)
+    if not columns:
+        what = "the documents do not look like text."
+        following = "name the file that holds the text"
+        if source.separator is not None:
+            following += ", or another --separator"
+    else:
+        what = f"the column {source.text_column!r} does not look like the text."
+        following = "name the file that holds the text: no column of this one looks like it"
+    if likeliest is not None:
+        following = shlex.join([*command, "--text-column", likeliest])
+    raise UserError(
+        what,
+        file=path,
+        found=wrong,
+        columns=", ".join(columns) or None,
+        next=following,
+    )
+
+
+def _name_column(error: UserError, source: SourceSettings, command: Sequence[str]) -> UserError:
+    """Return the error of a missing column with the command that names the likeliest one."""
+    if error.facts.get("next") != "--text-column NAME":
+        return error
+    path = expand_patterns(source.files)[0]
+    likeliest = _find_likeliest(path, source, list_columns(path, source))
+    if likeliest is None:
+        return error
+    following = shlex.join([*command, "--text-column", likeliest])
+    return UserError(error.what, **{**error.facts, "next": following})
+
+
+def _find_likeliest(path: Path, source: SourceSettings, columns: Sequence[str]) -> str | None:
+    """Return the column whose first rows hold most text, None if none looks like text."""
+    likeliest, longest = None, 0
+    for name in columns:
+        values: list[str | None] = []
+        with suppress(UserError):
+            rows = read_texts(path, replace(source, text_column=name))
+            values = list(islice(rows, FIRST_ROWS))
+        texts = [value for value in values if value is not None]
+        characters = sum(map(len, texts))
+        if characters > longest and find_no_texts(texts) is None:
+            likeliest, longest = name, characters
+    return likeliest
+
+
+def find_no_texts(values: Sequence[str]) -> str | None:
+    """Return why the values of a column are no texts, or None: few of them differ, all of them
+    short, or nearly all are numbers, dates or identifiers.
+
+    >>> find_no_texts(["en", "de"] * 50)
+    "2 different values in 100, such as 'de', 'en'"
+    >>> find_no_texts([str(number) for number in range(100)])
+    "numbers, dates or identifiers, such as '0', '1', '10'"
+    >>> find_no_texts(["Emma", "Olivia", "Ava", "Isabella"] * 5), find_no_texts(["en"] * 9)
+    (None, None)
+    """
+    if len(values) < JUDGED:
+        return None
+    different = {value.strip() for value in values}
+    examples = "such as " + ", ".join(repr(value) for value in sorted(different)[:3])
+    short = float(np.median([len(value) for value in values])) <= SHORT
+    if short and len(different) <= FEW_VALUES * len(values):
+        return f"{len(different):,} different values in {len(values):,}, {examples}"
+    named = sum(map(_is_identifier, values))
+    if named >= NEARLY_ALL * len(values):
+        return f"numbers, dates or identifiers, {examples}"
+    return None
+
+
+def _is_identifier(value: str) -> bool:
+    """Whether a value is one word of ASCII with a digit, as a number, a date or a hash has."""
+    if len(value) > SHORT or not value.isascii() or len(value.split()) != 1:
+        return False
+    return any(character.isdigit() for character in value)
+
+
+def _spell(settings: AdviceSettings, files: Sequence[str]) -> list[str]:
+    """Return the words of this command, without the text column."""
+    words = ["tokenscale", "advise", *files]
+    for flag in FLAGS:
+        value = getattr(settings, flag.key)
+        if value != flag.default and flag.key != "text_column":
+            words += [flag.name, str(value)]
+    return words
 
 
 def _load_tokenizer(name: str, folder: Path, log: Log) -> Tokenizer:
@@ -231,6 +347,8 @@ def choose_approach(
     packed = approaches["packed"]
     padded = approaches["pretokenized-padded"]
     bucketed = approaches["length-bucketed"]
+    if len(lengths) == 1:
+        return "packed", _explain_one_document(int(lengths[0]), t)
     packing_gains = packed["useful"] >= padded["useful"] * (1 + LEAST_GAIN)
     padding_cuts = padded["cut"] >= LEAST_CUT
     if not packing_gains and not padding_cuts:
@@ -246,10 +364,13 @@ def choose_approach(
             "token-list",
             f"{_format_percent(longer)} of the documents are longer than a row, so that every "
             "approach that keeps all text cuts them into pieces; its rows can have any length, "
-            f"without building it again. If {NEEDS['packed']}, use packed.",
+            "without building it again. Rows of one document follow one another: if a batch must "
+            f"mix documents, or {NEEDS['packed']}, use packed.",
         )
     together = t / float(np.mean(lengths))
-    digits = 0 if together >= 10 else 1
+    held = f"A row holds about {together:,.{0 if together >= 10 else 1}f} documents"
+    if together < 1.5:
+        held = "Some rows hold pieces of several documents"
     apart = (
         f"rows with one document each would count {_format_percent(bucketed['useful'])} "
         f"(length-bucketed) or {_format_percent(padded['useful'])} (padded)"
@@ -259,8 +380,25 @@ def choose_approach(
     return (
         "packed",
         f"{_format_percent(packed['useful'])} of its positions count and nothing is dropped; "
-        f"{apart}. A row holds about {together:,.{digits}f} documents, which see each other: set "
+        f"{apart}. {held}, which see each other: set "
         f"document_mask: true if they must not. If {NEEDS['token-list']}, use token-list.",
+    )
+
+
+def _explain_one_document(tokens: int, t: int) -> str:
+    """Return why one document of `tokens`, with BOS, is read as packed rows of `t` positions."""
+    rows = -(-(tokens - 1) // t)
+    if rows == 1:
+        return (
+            f"the text is one document that fits into one row of {t:,}, so that every step reads "
+            "the same row: this is too little text for more than a trial. If more documents will "
+            "come, ask again with them."
+        )
+    return (
+        f"the text is one document of {rows:,} rows, which packed reads in random order, each once "
+        "a pass. token-list reads them from the beginning to the end, so that a batch holds "
+        f"neighbouring pages, and padded reads the first row only. If {NEEDS['token-list']}, use "
+        "token-list."
     )
 
 
@@ -299,7 +437,8 @@ def render(facts: dict[str, Any]) -> str:
         return f"{number if exact else float(f'{number:.3g}'):,.0f}"
 
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
-    size = f"{facts['documents']:,.0f} documents, {_format_bytes(facts['text_bytes'])} of text"
+    documents = f"{facts['documents']:,.0f} document{'s' * (facts['documents'] != 1)}"
+    size = f"{documents}, {_format_bytes(facts['text_bytes'])} of text"
     part = f"{sampled['documents']:,} documents ({_format_bytes(sampled['text_bytes'])}; {sampled['where']})"
     columns = f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}"
     texts = facts["texts"]
@@ -310,7 +449,7 @@ def render(facts: dict[str, Any]) -> str:
         ),
         "every document was read" if exact else f"estimated from {part}",
         *texts["card"],
-        *list_cautions(texts),
+        *list_cautions(texts, facts["documents"], unsplit=facts["text_column"] is None),
         "",
         "one document a row, cut or padded:             packed rows:",
         f"{'row':>6}  {columns}",
@@ -337,10 +476,19 @@ def render(facts: dict[str, Any]) -> str:
     return as_typed("\n".join(lines))
 
 
-def list_cautions(texts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a user must know of the sampled texts: that they repeat, and that they are no
-    documents.
+def list_cautions(
+    texts: Mapping[str, Any], documents: float, unsplit: bool = False
+) -> Iterator[str]:
+    """Yield what a user must know of the sampled texts: that there is one (`unsplit`: the text of a
+    file), that they repeat, and that they are hardly documents.
     """
+    if documents == 1:
+        yield (
+            "caution: a validation loss needs other documents (validation_files of the corpus): of "
+            "one, none can be held out"
+        )
+        if unsplit:
+            yield "caution: if the file holds several documents, --separator TEXT parts them"
     if texts["repeated"] >= REPEATED:
         yield (
             f"caution: {_format_percent(texts['repeated'])} of the {texts['repeated_of']} repeat "

@@ -34,6 +34,7 @@ from tokenscale.base.files import (
 )
 from tokenscale.cli import main
 from tokenscale.settings.data import find_address_problem
+from tokenscale.settings.extensions import FOLDER, verify_extensions
 
 if TYPE_CHECKING:
     from tokenscale.runs.launch.attempts import Identity
@@ -47,6 +48,10 @@ NAMED = ("corpora", "mixtures", "tokenizers")
 #: seconds
 TICK_S = 0.5
 CHECKPOINT = "checkpoint.json"
+#: keys of a plan; modules are there where runs have own ones
+PLAN = {"files": dict, "runs": list, "modules": dict}
+#: digits of the digest of own modules, which a worker's command names
+CODE_DIGITS = 16
 #: folders of results that hold inputs of runs
 INPUT_FOLDERS = ("corpus", "tokens", "tokenizers", "mixtures", "arms")
 NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its project"
@@ -61,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", required=True, type=int, help="world size of the runs")
     parser.add_argument(
         "--worker", action="store_true", help="train the staged runs here, on one machine"
+    )
+    parser.add_argument(
+        "--code",
+        metavar="DIGEST",
+        help="with --worker: take own modules (extensions/) from the bucket, if they have this "
+        "digest; staging prints it",
     )
     parser.add_argument(
         "--every", type=float, default=60, help="seconds between two uploads of logs; default 60"
@@ -78,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             experiment=arguments.experiment,
             ranks=arguments.ranks,
             every_s=arguments.every,
+            code=arguments.code,
         )
     config = main.load_configuration(arguments)
     for line in stage(
@@ -121,11 +133,12 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
         raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
     bucket = open_bucket(address)
     files = find_input_files(runs)
+    modules = find_modules(runs)
     marker = check_project(bucket, config)
     there = bucket.list("inputs/")
     missing = {
         facts["sha256"]: path
-        for path, facts in files.items()
+        for path, facts in (files | modules).items()
         if f"inputs/{facts['sha256']}" not in there
     }
     if changed := [
@@ -141,6 +154,8 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
         "runs": [r.to_json() for r in _sort(runs)],
         "files": files,
     }
+    if modules:
+        plan["modules"] = modules
     bucket.write(_plan_key(experiment, ranks), pretty_json(plan).encode())
     size = sum(facts["bytes"] for facts in files.values())
     yield (
@@ -150,9 +165,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     yield f"  {len(missing)} of them uploaded to {bucket.address}; the others were there"
     if others:
         yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({others})"
-    yield as_typed(
-        f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
-    )
+    yield as_typed(f"  next  {_spell_worker(bucket, experiment, ranks=ranks, modules=modules)}")
 
 
 def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) -> dict[str, Any]:
@@ -225,6 +238,31 @@ def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
     return files
 
 
+def find_modules(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
+    """Return path → SHA-256 and bytes of the own modules of runs, and of the files beside them that
+    are part of their code. Raises UserError if they are not as the runs were planned.
+    """
+    files: dict[str, str] = {}
+    for settings in runs:
+        files |= verify_extensions(settings.extensions)
+    return {
+        str(FOLDER / name): {"sha256": sha256, "bytes": (FOLDER / name).stat().st_size}
+        for name, sha256 in files.items()
+    }
+
+
+def _digest_modules(modules: dict[str, dict[str, Any]]) -> str:
+    hashes = {path: facts["sha256"] for path, facts in modules.items()}
+    return sha256_text(canonical_json(hashes))[:CODE_DIGITS]
+
+
+def _spell_worker(
+    bucket: Bucket, experiment: str, ranks: int, modules: dict[str, dict[str, Any]]
+) -> str:
+    command = f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
+    return f"{command} --code {_digest_modules(modules)}" if modules else command
+
+
 def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
     """Add a manifest, its build record, and the files it lists; of a mixture, the manifests it
     lists.
@@ -286,12 +324,12 @@ def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         found = parse_json(data)
         plan = (
-            {"files": dict, "runs": list}
+            {name: kind for name, kind in PLAN.items() if name != "modules" or name in found}
             if key != MARKER
             else {name: dict for name in NAMED if name in found}
         )
         check_types(found, fields={"schema": int, **plan})
-        for facts in found.get("files", {}).values():
+        for facts in (found.get("files", {}) | found.get("modules", {})).values():
             check_types(facts, fields={"sha256": str, "bytes": int})
             check_file_name(facts["sha256"])
         if found["schema"] == 1 and all(isinstance(run, str) for run in found.get("runs", [])):
@@ -416,8 +454,9 @@ def _find_name_in_results(name: str) -> str:
 # -------------------------------------------------------------------------------------------------------
 
 
-def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
-    """Train the staged runs on this machine and return the exit code.
+def work(address: str, experiment: str, ranks: int, every_s: float, code: str | None = None) -> int:
+    """Train the staged runs on this machine and return the exit code. `code` is the digest of the
+    own modules that are taken from the bucket.
 
     Runs that have ended in the bucket are left out; others go on from the newest resume state
     there. A failed run does not stop the others; exit code 75 means that a signal ended the worker
@@ -446,16 +485,75 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
         raise UserError(what, experiment=experiment, ranks=ranks, **facts, next=following)
     plan = _parse(data, bucket, key=key)
     failed = {}
+    if modules := plan.get("modules", {}):
+        command = _spell_worker(bucket, experiment, ranks=ranks, modules=modules)
+        fetch_modules(bucket, modules, code=code, command=command)
     for path, facts in plan["files"].items():
         fetch_input(bucket, name=path, facts=facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
-        if (code := train_run(bucket, settings, every_s=every_s)) == RESUME_EXIT_CODE:
-            return code
-        if code:
-            failed[settings.identity] = code
-    for run_id, code in failed.items():
-        print(f"tokenscale: {run_id} failed with exit code {code}", flush=True)
+        if (exit_code := train_run(bucket, settings, every_s=every_s)) == RESUME_EXIT_CODE:
+            return exit_code
+        if exit_code:
+            failed[settings.identity] = exit_code
+    for run_id, exit_code in failed.items():
+        print(f"tokenscale: {run_id} failed with exit code {exit_code}", flush=True)
     return next(iter(failed.values()), 0)
+
+
+def fetch_modules(
+    bucket: Bucket, modules: dict[str, dict[str, Any]], code: str | None, command: str
+) -> None:
+    """Fetch the own modules that `extensions` lacks. Raises UserError for one that differs here, and
+    for missing ones unless all have the digest `code`: whoever writes to the bucket must not write
+    code here.
+    """
+    missing: dict[str, str] = {}
+    for path, facts in modules.items():
+        name = _find_name_below(path, FOLDER.name)
+        with _open(FOLDER, name) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest() if file else None
+        if found is None:
+            missing[path] = name
+        elif found != facts["sha256"]:
+            raise UserError(
+                "an own module here is another one than that of the staged runs.",
+                module=path,
+                next="start the worker in an empty folder, or stage the runs again",
+            )
+    if missing and code != _digest_modules(modules):
+        what = "the staged runs need own modules, and no code is taken from a bucket unasked."
+        if code is not None:
+            what = "the own modules in the bucket are not those that --code names."
+        raise UserError(
+            what,
+            address=bucket.address,
+            missing=", ".join(missing),
+            expected="the digest that staging printed",
+            next=f"if it printed this one: {command}",
+        )
+    for path, name in missing.items():
+        FOLDER.mkdir(exist_ok=True)
+        sha256 = modules[path]["sha256"]
+        _download(
+            bucket,
+            key=f"inputs/{sha256}",
+            root=FOLDER,
+            name=name,
+            sha256=sha256,
+        )
+
+
+def _find_name_below(path: str, folder: str) -> str:
+    """Return the name below a folder of a path that a bucket names. Raises UserError for others."""
+    first, _, rest = path.partition("/")
+    if first != folder or not rest:
+        raise UserError(
+            "the bucket names a module that is not in its folder.",
+            path=path,
+            expected=f"{folder}/…",
+            next=NEXT_BUCKET,
+        )
+    return rest
 
 
 def fetch_input(bucket: Bucket, name: str, facts: dict[str, Any]) -> None:

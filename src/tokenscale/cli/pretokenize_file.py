@@ -37,6 +37,8 @@ from tokenscale.settings.data import (
 from tokenscale.settings.options import option, settings_class
 
 Log = Callable[[str], None]
+#: name that no column has: a file that lacks it lists those that it has
+NO_COLUMN = "\ufffd"
 
 
 @settings_class
@@ -337,24 +339,31 @@ def choose_text_column(
     """
     if given is not None:
         return replace(source, text_column=given)
-    try:
-        next(read_texts(path, source), None)
-    except UserError as error:
-        found = []
-        for name in (
-            error.facts.get("has", "").split(", ")
-            if error.facts.get("key") == "source.text_column"
-            else ()
-        ):
-            with suppress(UserError):
-                other = replace(source, text_column=name)
-                found += (
-                    [other] if isinstance(next(read_texts(path, source=other), None), str) else []
-                )
-        if len(found) == 1:
-            log(f"text column: {found[0].text_column}, the only one that holds text")
-            return found[0]
+    names = list_columns(path, source)
+    if source.text_column in names:
+        return source
+    found = []
+    for name in names:
+        other = replace(source, text_column=name)
+        with suppress(UserError):
+            if isinstance(next(read_texts(path, other), None), str):
+                found.append(other)
+    if len(found) == 1:
+        log(f"text column: {found[0].text_column}, the only one that holds text")
+        return found[0]
     return source
+
+
+def list_columns(path: Path, source: SourceSettings) -> list[str]:
+    """Return the columns of a table, the keys of its first row in JSON lines; of a file without
+    columns, and of one that cannot be read, none.
+    """
+    try:
+        next(read_texts(path, replace(source, text_column=NO_COLUMN)), None)
+    except UserError as error:
+        if error.facts.get("key") == "source.text_column":
+            return error.facts.get("has", "").split(", ")
+    return []
 
 
 def unescape(text: str) -> str:

@@ -54,8 +54,10 @@ class TextCard:
         if quantiles is not None:
             median, most, largest = quantiles
             found.append(
-                f"a document: {median:,.0f} tokens in the median, 95 % at most {most:,.0f}, the "
-                f"largest {largest:,.0f}"
+                f"one document of {largest:,.0f} tokens"
+                if self.documents == 1
+                else f"a document: {median:,.0f} tokens in the median, 95 % at most {most:,.0f}, "
+                f"the largest {largest:,.0f}"
             )
         if tokens is not None:
             found.append(f"{tokens / max(1, self.text_bytes):.3f} tokens a byte")

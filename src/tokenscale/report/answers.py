@@ -19,7 +19,7 @@ import pandas as pd
 from tokenscale.costs.card import NEEDS
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.referee import comparability
-from tokenscale.referee.statistics import summary
+from tokenscale.referee.statistics import MARGIN, Summary, compare_pairs, summary
 from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import RATE, TOO_FEW
@@ -149,21 +149,29 @@ def describe_dropped(shares: Mapping[str, float]) -> str:
 
 def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answer]:
     """Return which approaches to use: of those that keep the text, the fastest in the median of all
-    repeats, and those within the spread of repeats of it. Nothing where more than the approach
-    differs, or all drop text. From rows of `throughput.sql` and `dropped_text.sql`.
+    repeats, and those that its pairs of repeats do not show to be slower by more than
+    `statistics.MARGIN`. Nothing where more than the approach differs, or all drop text. From rows
+    of `throughput.sql` and `dropped_text.sql`.
+
+    A pair's ratio is unharmed by what slows a whole repeat, and an outlier touches the comparison
+    of its own approach only, unless the fastest has it. The interval is that of every other
+    comparison of the page.
     """
     rows = _fewest_ranks(throughput)
     shares = dropped_shares(dropped)
     kept = rows[rows["series"].map(lambda name: _most(shares.get(name, {})) < MATERIAL)]
     if (rows["series"] != rows["approach"]).any() or rows["series"].nunique() < 2 or kept.empty:
         return []
-    rates = {name: summary(of.to_numpy()) for name, of in kept.groupby("series")[RATE]}
-    apart = [(of.high - of.low) / of.median for of in rates.values() if of.n > 1]
-    near = max(apart, default=UNREPEATED)
-    least = max(of.median for of in rates.values()) * (1 - near)
-    used = [name for name in order_series(list(rates)) if rates[name].median >= least]
-    medians = [rates[name].median for name in used]
-    fast = " to ".join(dict.fromkeys(number(rate) for rate in (min(medians), max(medians))))
+    medians = kept.groupby("series")[RATE].median()
+    fastest = str(medians.idxmax())
+    ratios = compare_rates(kept, fastest)
+    used = [
+        name
+        for name in order_series(list(medians.index))
+        if name == fastest or _is_as_fast(ratios[name])
+    ]
+    slowest = medians[used].min()
+    fast = " to ".join(dict.fromkeys(number(rate) for rate in (slowest, medians[fastest])))
     keeps = "drops no text" if max(_most(shares[name]) for name in used) == 0 else NEARLY_ALL
     subject = "each" if len(used) > 1 else "it"
     text = f"Use {captions.listing(used, 'or')}: {subject} {keeps} and trains on {fast} useful "
@@ -173,15 +181,53 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
         text += f" (the fastest other, {others.idxmax()}, on {number(others.max())})"
     if len(used) > 1:
         text += "".join(f"; if {NEEDS[name]}, {name}" for name in used if name in NEEDS)
-    spread = f"medians; repeats differ by up to {number(100 * near, digits=2)} %"
+    near = [name for name in used if name != fastest]
+    near = near or sorted(ratios, key=lambda name: -ratios[name].median)[:1]
+    against = ", ".join(f"{name} {_describe_ratio(ratios[name])}" for name in near)
+    if any(ratios[name].n < 2 for name in near):
+        against += f"; of one pair, less than {100 * UNREPEATED:.0f} % is no difference"
+    repeated = (kept["series"].value_counts() > 1).any()
     return [
         {
             "part": "choice",
             "text": text,
-            "spread": spread if apart else ONE_RUN,
+            "spread": f"speed over that of {fastest}: {against}" if repeated else ONE_RUN,
             "verdict": MEASURED,
         }
     ]
+
+
+def compare_rates(rows: pd.DataFrame, fastest: str) -> dict[str, Summary]:
+    """Return series → its rates over those of the fastest, in pairs of one repeat. A series with
+    fewer than two pairs has the ratio of the medians, as one: further repeats of either count.
+    """
+    rates = {
+        str(name): dict(zip(of["repeat"], of[RATE], strict=True))
+        for name, of in rows.groupby("series")
+    }
+    base = rates.pop(fastest)
+    ratios = {}
+    for name, of in rates.items():
+        compared = compare_pairs(of, base)
+        ratio = float(np.median([*of.values()]) / np.median([*base.values()]))
+        ratios[name] = compared.spread if compared.spread.n > 1 else summary([ratio])
+    return ratios
+
+
+def _is_as_fast(ratio: Summary) -> bool:
+    """Whether pairs do not show that a series is slower by more than the margin."""
+    return ratio.high >= 1 - (MARGIN if ratio.n > 1 else UNREPEATED)
+
+
+def _describe_ratio(ratio: Summary) -> str:
+    """
+    >>> _describe_ratio(summary([0.9, 1.0])), _describe_ratio(summary([0.91]))
+    ('0.95× (0.9 to 1, range of 2 pairs)', '0.91×')
+    """
+    text = f"{number(ratio.median)}×"
+    if ratio.n < 2:
+        return text
+    return f"{text} ({number(ratio.low)} to {number(ratio.high)}, {ratio.kind} of {ratio.n} pairs)"
 
 
 def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
@@ -200,9 +246,9 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
     known = rows["dropped_share"].notna().all()
     by_run = rows["counted_by_run"].any()
-    source = "counted by the runs as they began" if by_run else "counts of an epoch"
+    source = "counted by the runs as they began" if by_run else "counted over a whole epoch"
     spread = (
-        "share of useful tokens behind the end of a row, "
+        "share of the useful tokens that lie behind the end of a row, "
         f"{source if known else 'not recorded for all'}"
     )
     return [
@@ -778,7 +824,7 @@ def _describe_load(runs: pd.DataFrame) -> str:
             f"{int(own)}."
         )
     if noisy := int(counted["unchecked"].fillna("").str.contains(TOO_NOISY).sum()):
-        text = "steps vary so much that a part twice as slow as the rest is not found."
+        text = "steps vary so much that a slowdown to half the speed would go unnoticed."
         found.append(f"In {noisy} of {len(runs)} runs {text}")
     return " ".join(found)
 

@@ -15,7 +15,7 @@ from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number
-from tokenscale.report.table import Link, Table, columns, count
+from tokenscale.report.table import Link, Table, columns, count, fold_columns
 from tokenscale.settings.experiments import flatten_cell
 
 
@@ -283,7 +283,8 @@ def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
     alone = [f"{of.quantity} ({of.why})" for of in ONE_SOURCE.values() if of.column in known]
     if alone:
         parts.append(f"One source, which no second one could contradict: {', '.join(alone)}.")
-    return Table(columns=heads, rows=rows, caption=" ".join(parts))
+    made = Table(columns=heads, rows=rows, caption=" ".join(parts))
+    return fold_columns(made, "attempts", "steps", "repeated rows", "broken lines", "sealed")
 
 
 def _newest_log(run: Any) -> str:

@@ -22,7 +22,7 @@ DOTS = "Each dot is a run, each bar the median of a cell. "
 JOINED = "Each dot is a run; medians are joined. "
 CURVES = "Thin lines are repeats, bold ones their median point by point: no interval. "
 POINTS = "A run has at most 100 points. "
-RATES = "Rates are sums over sums after warm-up. "
+RATES = "Rates are all tokens over all seconds after the warm-up. "
 SLOWEST = "A step takes as long as on its slowest rank. "
 FLOPS = (
     "FLOPs a token: 6 N + 12 L d T, attention over the full square (Chowdhery et al. 2022, "

@@ -376,7 +376,7 @@ def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Ju
     steady_word = steady.verdict.removesuffix(SMALL[RATE])
     if word in ("faster", "slower", "equivalent") and steady_word != word:
         judged = replace(judged, verdict=DRIFTED)
-    ratio = f"without the drift {format_ratio(steady.result.spread.median)}×"
+    ratio = f"with the drift taken out {format_ratio(steady.result.spread.median)}×"
     return judged.mark(
         WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, digits=2)} %, {ratio}"
     )
@@ -627,10 +627,8 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     margins = list(dict.fromkeys(map(_describe_margin, tested)))
     unit = "" if losses else f": {QUANTITIES[RATE][2]}"
     text = (
-        f"Ratios in pairs of runs of one repeat, all other factors equal{unit}. "
-        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict; the 95 % "
-        "interval has the ratios that the uncorrected test does not reject. “too few runs”: no data from "
-        "so many pairs could reach p < 0.05. “equivalent”: the whole interval lies within "
+        f"Ratios in pairs of runs of one repeat, all other factors equal{unit}; tests and intervals "
+        "as Methods says. “equivalent”: the whole interval lies within "
         f"{' or '.join(margins or [RATE_MARGIN])}, the smallest effect that matters."
     )
     if any(c.pair.parity for c in compared):

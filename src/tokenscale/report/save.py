@@ -1,6 +1,9 @@
-"""A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data and its texts."""
+"""A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data and its texts.
+The PNG is a slide of 16:9: the finding, the drawing, the caption and the source.
+"""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -12,6 +15,8 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from matplotlib.figure import Figure as Drawing
+from matplotlib.image import imread
 
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.errors import UserError
@@ -20,6 +25,7 @@ from tokenscale.base.files import (
     read_record,
     report_malformed,
     sha256_file,
+    sha256_text,
     write_sealed,
     write_text,
 )
@@ -41,6 +47,14 @@ _UNTOLD = {
 #: of a PNG; Pillow's name for packing by run lengths, which takes half the time and a quarter more
 #: bytes
 _PNG = {"facecolor": "white", "pil_kwargs": {"compress_type": 3}}
+#: width and height of a slide in inches, with so many pixels an inch: 1,920 × 1,080
+SLIDE = (9.6, 5.4)
+SLIDE_DPI = 200
+MARGIN = 0.35
+#: texts of a slide: size in points, characters a line, inches a line
+TITLE = (15, 78, 0.27)
+CAPTION = (9, 128, 0.17)
+SOURCE = (7.5, 160, 0.2)
 
 
 @dataclass(frozen=True)
@@ -99,14 +113,47 @@ def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]
     settle(figure)
     with style():
         for kind in kinds:
+            shown = make_slide(loaded, figure) if kind == "png" else figure
             options: dict[str, Any] = {"metadata": dict.fromkeys(_UNTOLD[kind])} | (
                 _PNG if kind == "png" else {}
             )
             if kind == "svg":
                 options["metadata"]["Description"] = loaded.name
-            figure.savefig(buffer := io.BytesIO(), format=kind, **options)
+            shown.savefig(buffer := io.BytesIO(), format=kind, **options)
             drawn[kind] = buffer.getvalue()
     return drawn
+
+
+def make_slide(loaded: LoadedFigure, figure: Drawing) -> Drawing:
+    """Return a drawing of 16:9 that has the figure between its finding, and its caption and
+    source.
+    """
+    texts = describe(loaded)
+    source = f"Source: tokenscale, {loaded.name}.csv, SHA-256 {sha256_text(loaded.csv)[:16]}"
+    title = textwrap.wrap(texts["finding"], TITLE[1])
+    caption = textwrap.wrap(texts["caption"], CAPTION[1])
+    width, height = SLIDE
+    top = height - MARGIN - TITLE[2] * len(title) - 0.1
+    bottom = MARGIN + SOURCE[2] + CAPTION[2] * len(caption) + 0.1
+    slide = Drawing(figsize=SLIDE, dpi=SLIDE_DPI)
+    for lines, (size, _, step), first in (
+        (title, TITLE, height - MARGIN),
+        (caption, CAPTION, bottom - 0.1),
+        ([source], SOURCE, MARGIN),
+    ):
+        for number, line in enumerate(lines):
+            at = (first - number * step) / height
+            slide.text(MARGIN / width, at, line, size=size, va="top")
+    # drawn with as many pixels as it has on the slide, so that nothing is scaled
+    wide, tall = figure.get_size_inches()
+    scale = min((width - 2 * MARGIN) / wide, (top - bottom) / tall)
+    figure.savefig(buffer := io.BytesIO(), format="png", dpi=scale * SLIDE_DPI, facecolor="white")
+    buffer.seek(0)
+    pixels = imread(buffer)
+    left = (width * SLIDE_DPI - pixels.shape[1]) / 2
+    low = ((top + bottom) * SLIDE_DPI - pixels.shape[0]) / 2
+    slide.figimage(pixels, int(left), int(low))
+    return slide
 
 
 def save(name: str, tables: Path, output: Path) -> list[Path]:

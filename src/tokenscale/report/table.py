@@ -8,6 +8,9 @@ from urllib.parse import quote
 
 import pandas as pd
 
+#: fewer rows are short enough with all their columns
+FOLDED = 3
+
 
 class Link(str):
     """A cell's text that leads to a file."""
@@ -36,6 +39,34 @@ class Table:
 def columns(*names: str) -> list[tuple[str, bool]]:
     """Return columns of these names. A name that begins with `>` is aligned to the right."""
     return [(name.removeprefix(">"), name.startswith(">")) for name in names]
+
+
+def fold_columns(table: Table, *names: str) -> Table:
+    """Return the table without those of the named columns that have one value in all of at least
+    `FOLDED` rows. The caption then says it.
+
+    >>> table = Table(columns("run", ">steps"), [["a", "8"], ["b", "8"], ["c", "8"]], "Of one day.")
+    >>> fold_columns(table, "run", "steps")
+    Table(columns=[('run', False)], rows=[['a'], ['b'], ['c']], caption='In all 3 rows: steps 8. Of one day.')
+    """
+    if len(table.rows) < FOLDED:
+        return table
+    kept = []
+    folded = []
+    for at, (name, _) in enumerate(table.columns):
+        values = {row[at] for row in table.rows}
+        if name in names and len(values) == 1:
+            folded.append(f"{name} {values.pop()}")
+        else:
+            kept.append(at)
+    if not folded:
+        return table
+    said = f"In all {len(table.rows)} rows: {', '.join(folded)}."
+    return Table(
+        columns=[table.columns[at] for at in kept],
+        rows=[[row[at] for at in kept] for row in table.rows],
+        caption=f"{said} {table.caption}".strip(),
+    )
 
 
 def count(value: Any) -> str:

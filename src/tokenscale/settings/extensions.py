@@ -317,10 +317,14 @@ def _find_imports(tree: ast.Module) -> list[str]:
     return [name.split(".")[1] for name in found if name.startswith(f"{PACKAGE}.")]
 
 
-def verify_extensions(extensions: Iterable[ExtensionSettings]) -> None:
-    """Raise UserError unless the folder has the code that a run's settings name."""
+def verify_extensions(extensions: Iterable[ExtensionSettings]) -> dict[str, str]:
+    """Return file → SHA-256 of the code that a run's settings name, relative to the folder. Raises
+    UserError unless the folder has that code.
+    """
+    files: dict[str, str] = {}
     for extension in extensions:
-        _find_source(extension.name, kinds=(extension.kind,))
+        files |= _find_source(extension.name, kinds=(extension.kind,)).files
+    return files
 
 
 def _find_source(name: str, kinds: Sequence[str]) -> Source:

@@ -118,10 +118,14 @@ def parse_flags(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[st
 
 
 def parse_value(flag: Flag, text: str) -> Any:
-    """Parse a flag's text and check its bounds. Raises UserError for an invalid value."""
+    """Parse a flag's text and check its bounds. Raises UserError for an invalid value. The name of
+    an extension, `module:Name`, is left to whoever reads its folder.
+    """
     import pydantic
 
     hint, choices = _item_type(flag.hint)
+    if flag.metadata.get("extensions") and ":" in text:
+        return text
     if (
         text.lower() in ("none", "null")
         and text not in choices

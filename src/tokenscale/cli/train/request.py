@@ -38,6 +38,7 @@ from tokenscale.settings.data import (
     SourceSettings,
     TokenizerSettings,
 )
+from tokenscale.settings.extensions import read_extension
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
@@ -141,6 +142,9 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
             f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time"
         )
     run, store, tokenizer, implied = _choose_data(words, model, notes=notes)
+    if ":" in (objective := values.get("objective", "")):
+        source = read_extension(("objective",), objective)
+        values |= {"objective": source.name, "extensions": source.settings}
     given = frozenset(values)
     values = implied | values
     run = flags.replace_values(run, values)

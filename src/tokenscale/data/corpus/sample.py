@@ -48,8 +48,8 @@ class Sample:
 
 
 def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
-    """Sample about `documents` documents, or all. Raises UserError for bad files, and for fewer
-    than two documents.
+    """Sample about `documents` documents, or all. Raises UserError for bad files, and for files
+    without documents.
     """
     for path in paths:
         if path.stat().st_size == 0:
@@ -88,19 +88,8 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
             documents=documents,
             seed=seed,
         )
-    if len(found.texts) < 2:
-        raise UserError(
-            "the input holds no documents."
-            if not found.texts
-            else "the input is one document, which is no sample.",
-            file=paths[0],
-            next="name more files"
-            + (
-                ", or --separator TEXT, which stands between the documents"
-                if "text" in forms.values()
-                else ""
-            ),
-        )
+    if not found.texts:
+        raise UserError("the input holds no documents.", file=paths[0], next="name other files")
     return found
 
 

@@ -28,6 +28,8 @@ _TIMES = {
 }
 #: at most so many arms are drawn
 DRAWN = 8
+#: first word of the arms that read as the source studies do
+STUDIES = "studies'"
 _TWINS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
 
 
@@ -94,18 +96,22 @@ class TokenizationBenchmark(Figure):
         return f"Reading alone, per useful token: {found}" if found else self.title
 
     def table(self) -> Table | None:
-        """Return the medians of all arms."""
+        """Return the medians of all arms but those of the source studies, which the data has."""
         medians = (
             self.rows.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
         )
         rounds = self.rows.groupby("arm")["round"].nunique()
-        names = order_series(self.rows["arm"])
+        every = order_series(self.rows["arm"])
+        names = [name for name in every if not name.startswith(STUDIES)] or every
+        caption = "Medians over rounds."
+        if len(names) < len(every):
+            caption += " The CSV also has the source studies' arms."
         rows = [
             [name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])]
             for name in names
         ]
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
-        return Table(columns=heads, rows=rows, caption="Medians over rounds.") if rows else None
+        return Table(columns=heads, rows=rows, caption=caption) if rows else None
 
     def draw(self) -> Drawing:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying
@@ -177,7 +183,7 @@ class TokenizationBenchmark(Figure):
             "dotted line a copy of "
             f"ready batches in memory. {self.drawn['arm'].nunique()} of "
             f"{self.arms['arm'].nunique()} arms are drawn; "
-            f"the table has all. Batches have {first['rows']} × {first['sequence_length']} tokens, "
+            f"the CSV has all. Batches have {first['rows']} × {first['sequence_length']} tokens, "
             f"{int(rows['batches'].min())} or more a round, with "
             f"{captions.count(n, 'interleaved round')} an arm "
             f"({rows['cache'].mode().get(0, 'unstated')} file cache{cold}, {one}); corpus "
