@@ -15,6 +15,8 @@ import pytest
 
 from tests.golden_times import simulate
 from tokenscale.cli.main import main
+from tokenscale_golden.history import derive_floors
+from tokenscale_golden.platforms import Platform
 from tokenscale_golden.reading import Curve, GoldenError, read
 from tokenscale_golden.speed import compare_speed
 from tokenscale_golden.verdict import judge
@@ -496,3 +498,93 @@ def test_the_command_starts_without_torch(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"torch", "pandas", "pydantic", "tensorboard", "tokenscale.settings"} & {*modules}
+
+
+def drifted(losses, seed, size=4e-4):
+    """Return losses whose differences begin at 1e-5 of the loss and grow to `size`, as those of
+    rounding do."""
+    grown = np.geomspace(1e-5, size, STEPS)
+    return losses * (1 + grown * np.random.default_rng(seed).uniform(-1, 1, STEPS))
+
+
+def learned(losses, size):
+    """Return losses of another model, which lie on one side."""
+    return losses * (1 - size * (1 + AT) / STEPS)
+
+
+def commit(folder: Path, losses) -> None:
+    write(folder, lines("{step} {loss:.9f}", losses), "losses.txt")
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -q -m losses"):
+        subprocess.run(["git", *command.split()], cwd=folder, check=True)
+
+
+def test_earlier_versions_in_git_show_what_rounding_is(tmp_path, capsys):
+    """A real change lies between them, which is none of it."""
+    real = learned(LOSSES, 0.02)
+    for losses in (LOSSES, drifted(LOSSES, 1), real, drifted(real, 2), drifted(real, 3)):
+        commit(tmp_path, losses)
+    old = tmp_path / "losses.txt"
+    new = write(tmp_path, lines("{step} {loss:.9f}", drifted(read(old).loss, 4, size=2e-4)))
+    assert main(["golden", str(old), str(new)]) == 1
+    assert capsys.readouterr().out.startswith("cannot tell")
+    assert main(["golden", str(old), str(new), "--history"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("rounding") and "earlier versions: 3 changes" in told
+    assert "sure" not in told
+    write(tmp_path, lines("{step} {loss:.9f}", learned(read(old).loss, 9e-4)))
+    assert main(["golden", str(old), str(new), "--history"]) == 1
+    assert "times the floor at most, beyond it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        [LOSSES],
+        [LOSSES, drifted(LOSSES, 1)],
+        [LOSSES, drifted(LOSSES, 1), learned(LOSSES, 1e-3)],
+        [LOSSES, learned(LOSSES, 0.01), learned(LOSSES, 0.03)],
+        [LOSSES, LOSSES, LOSSES],
+    ],
+)
+def test_one_small_change_or_large_ones_are_no_floor(versions):
+    assert derive_floors(Curve.of(LOSSES), [Curve.of(losses) for losses in versions]) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_second_platform_moves_alike_by_a_real_change_and_otherwise_by_rounding(seed):
+    old = Curve.of(LOSSES)
+    beside = drifted(LOSSES, 100 + seed)
+
+    def judged(new, other) -> str:
+        second = Platform(Curve.of(beside), Curve.of(other))
+        return judge(old, Curve.of(new), second=second).kind
+
+    real = learned(LOSSES, 2e-3)
+    assert judged(real, learned(beside, 2e-3)) == "other loss, mask or model"
+    moved = drifted(LOSSES, 200 + seed)
+    assert judged(moved, drifted(beside, 300 + seed)) in ("rounding", "cannot tell")
+    assert judged(moved, beside) == "cannot tell"
+    assert judged(learned(LOSSES, 5e-4), learned(beside, 5e-4)) == "cannot tell"
+
+
+def test_history_needs_a_tracked_file_and_git(tmp_path, capsys, monkeypatch):
+    old = write(tmp_path, lines("{step} {loss:.9f}"), "losses.txt")
+    told = ["golden", str(old), str(old), "--history"]
+    assert main(told) == 2 and "git does not know" in capsys.readouterr().err
+    commit(tmp_path, LOSSES)
+    other = write(tmp_path, lines("{step} {loss:.9f}"), "untracked.txt")
+    assert main(["golden", str(other), str(old), "--history"]) == 2
+    assert "tracked file" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(told) == 2 and "needs git" in capsys.readouterr().err
+
+
+def test_folders_are_compared_with_their_history_and_a_second_platform(tmp_path, capsys):
+    folders = [tmp_path / name for name in ("old", "new", "second-old", "second-new")]
+    real = learned(LOSSES, 2e-3)
+    beside = drifted(LOSSES, 5)
+    for folder, losses in zip(folders, (LOSSES, real, beside, learned(beside, 2e-3)), strict=True):
+        write(folder, lines("{step} {loss:.9f}", losses), "a.txt")
+    old, new, *second = map(str, folders)
+    assert main(["golden", old, new, "--second", *second, "--markdown"]) == 1
+    assert "| a.txt | other loss, mask or model |" in capsys.readouterr().out

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tokenscale_golden.history import list_versions
+from tokenscale_golden.platforms import Platform
 from tokenscale_golden.reading import Curve, GoldenError, is_run, read
 from tokenscale_golden.verdict import (
     DATA,
@@ -33,6 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "new", metavar="NEW", help="the new ones; in folders, curves of the same name are compared"
     )
     parser.add_argument("--floor", nargs="+", default=[], metavar="RUN", help=repeated)
+    parser.add_argument(
+        "--history",
+        action="store_true",
+        help="measure rounding by the earlier versions of OLD in git, where --floor gives no run",
+    )
+    parser.add_argument(
+        "--second",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="the same change on another platform: a real one moves both alike",
+    )
     parser.add_argument(
         "--fp32", action="store_true", help="both were trained without bf16, fp16 or TF32"
     )
@@ -78,32 +91,51 @@ def main() -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
-    old = Path(arguments.old)
-    new = Path(arguments.new)
+    places = [Path(place) for place in (arguments.old, arguments.new)]
+    places += map(Path, arguments.second or ())
     floors = [Path(place) for place in arguments.floor]
-    places = [old, new, *floors]
-    runs = [str(place) for place in places if is_run(place)]
-    if runs and len(runs) < len(places):
+    runs = [str(place) for place in (*places, *floors) if is_run(place)]
+    if runs and len(runs) < len(places) + len(floors):
         raise GoldenError(f"Compare curves or folders, not both. Curves: {runs}.")
     if runs:
-        yield old.name, judge(read(old), read(new), [read(path) for path in floors], arguments.fp32)
+        curves = [read(place) for place in places]
+        yield places[0].name, _judge(arguments, places[0], curves, [read(path) for path in floors])
         return
-    yield from _compare_folders(old, new, floors, fp32=arguments.fp32)
+    yield from _compare_folders(arguments, places, floors)
+
+
+def _judge(
+    arguments: argparse.Namespace, old: Path, curves: list[Curve], floors: list[Curve]
+) -> Verdict:
+    """Judge OLD and NEW, which may be followed by those of a second platform."""
+    before, after, *others = curves
+    return judge(
+        before,
+        after,
+        floors,
+        fp32=arguments.fp32,
+        versions=list_versions(old) if arguments.history and not floors else [],
+        second=Platform(*others) if others else None,
+    )
 
 
 def _compare_folders(
-    old: Path, new: Path, floors: list[Path], fp32: bool
+    arguments: argparse.Namespace, places: list[Path], floors: list[Path]
 ) -> Iterator[tuple[str, Verdict]]:
     """Compare the curves of the same name. A file without losses in both folders is left out."""
+    old, new = places[:2]
     names = sorted({*_list_curves(old), *_list_curves(new)})
-    curves = {name: [_try_read(folder / name) for folder in (old, new, *floors)] for name in names}
+    curves = {name: [_try_read(place / name) for place in places] for name in names}
     if not any(a and b for a, b, *_ in curves.values()):
         raise GoldenError(f"{old} and {new} have no losses in files or runs of the same name.")
-    for name, (a, b, *repeated) in curves.items():
-        if a and b:
-            yield name, judge(a, b, [curve for curve in repeated if curve], fp32)
-        elif a or b:
-            missing = "NEW" if a else "OLD"
+    for name, found in curves.items():
+        known = [curve for curve in found if curve]
+        repeated = [curve for place in floors if (curve := _try_read(place / name))]
+        if found[0] and found[1]:
+            both = known if len(known) == len(places) else known[:2]
+            yield name, _judge(arguments, old / name, both, repeated)
+        elif found[0] or found[1]:
+            missing = "NEW" if found[0] else "OLD"
             yield name, Verdict(UNKNOWN, reason=f"{missing} has no readable losses of this name")
 
 

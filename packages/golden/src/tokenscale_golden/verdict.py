@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenscale_golden.history import LARGEST, derive_floors
+from tokenscale_golden.platforms import Platform, compare_movements
 from tokenscale_golden.reading import Curve
 from tokenscale_golden.speed import Speed, compare_speed
 
@@ -25,6 +27,8 @@ SPEED = "speed only"
 UNKNOWN = "cannot tell"
 # worst first
 KINDS = (DIVERGED, MODEL, WEIGHTS, DATA, UPDATE, NORM, UNKNOWN, SPEED, ROUNDING, IDENTICAL)
+#: floor of earlier versions
+EARLIER = "earlier versions"
 RATES = json.loads((Path(__file__).parent / "rates.json").read_text(encoding="utf-8"))
 
 # --- rounding. Sizes are relative to the loss or the norm where nothing else is said
@@ -111,6 +115,8 @@ class Verdict:
     floor: str = ""
     notes: list[str] = field(default_factory=list)
     speed: Speed | None = None
+    #: whether a second platform decided
+    by_platform: bool = False
 
     @property
     def title(self) -> str:
@@ -124,6 +130,8 @@ class Verdict:
             source = "floor"
         elif self.floor.startswith("fp32 "):
             source = "fp32"
+        elif self.floor.startswith(EARLIER) or self.by_platform:
+            return ""
         right, answered = RATES[source].get(self.kind, (0, 0))
         if not answered:
             return ""
@@ -143,9 +151,18 @@ class _Common:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = False) -> Verdict:
+def judge(
+    old: Curve,
+    new: Curve,
+    floors: Sequence[Curve] = (),
+    fp32: bool = False,
+    *,
+    versions: Sequence[Curve] = (),
+    second: Platform | None = None,
+) -> Verdict:
     """Compare common steps. `floors` differ from OLD by rounding only; `fp32`: nothing was rounded
-    to fewer bits.
+    to fewer bits. `versions` of OLD up to it, oldest first, are asked for a floor where none is
+    given. `second` are the losses of another platform before and after the same change.
     """
     common = _find_common(old, new)
     if not len(common.steps):
@@ -164,7 +181,14 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = Fal
             )
         else:
             repeats.append(shifted)
-    verdict = _judge_losses(common, floors=repeats, fp32=fp32)
+    earlier = [] if repeats else derive_floors(old, versions)
+    verdict = _judge_losses(common, floors=repeats or earlier, fp32=fp32)
+    if earlier:
+        verdict.floor = verdict.floor.replace("given", EARLIER).replace("run(s)", "changes")
+    elif versions and not repeats:
+        verdict.notes.append("no two earlier changes are small and as large as one another")
+    if second is not None:
+        _ask_second_platform(verdict, common, second)
     verdict.notes = common.notes + verdict.notes
     if old.time is not None and new.time is not None:
         verdict.speed = compare_speed(old.time, new=new.time)
@@ -174,6 +198,27 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = Fal
             verdict.reason = f"losses are {verdict.kind}: {verdict.reason}"
             verdict.kind = SPEED
     return verdict
+
+
+def _ask_second_platform(verdict: Verdict, common: _Common, second: Platform) -> None:
+    """Decide an open verdict by whether a second platform moved alike. Small changes may round alike
+    on both.
+    """
+    if verdict.kind != UNKNOWN or verdict.step is None:
+        return
+    moved = compare_movements(common.old, common.new, second)
+    if moved is None:
+        verdict.notes.append("the second platform did not change, or has too few common steps")
+    elif moved.alike and verdict.largest > BF16:
+        verdict.kind = MODEL if verdict.step == common.steps[0] else UPDATE
+        verdict.reason += f"; the second platform moved alike, as rounding does not: {moved}"
+        verdict.by_platform = True
+    elif moved.apart and verdict.largest <= LARGEST:
+        verdict.kind = ROUNDING
+        verdict.reason += f"; the second platform moved otherwise, as rounding does: {moved}"
+        verdict.by_platform = True
+    else:
+        verdict.notes.append(f"the second platform does not tell: {moved}")
 
 
 def _find_common(old: Curve, new: Curve) -> _Common:
