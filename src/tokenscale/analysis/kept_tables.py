@@ -12,7 +12,7 @@ Any other run is read anew. What is kept is no evidence. `verify` reads the logs
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,27 @@ BLOCK_RUNS = 64
 BLOCK_BYTES = 1 << 26
 
 
-@dataclass(frozen=True)
+@dataclass
 class Block:
     """Runs that follow each other in the run table: id → entry."""
 
     name: str  # of its file
-    entries: Mapping[str, Row]
-    sources: Mapping[str, str]  # run → digest of its record, and of its logs by size and time
+    entries: dict[str, Row] = field(default_factory=dict)
+    #: run → digest of its record, and of its logs by size and time
+    sources: dict[str, str] = field(default_factory=dict)
+    log_bytes: int = 0
+
+    def add(self, run_id: str, entry: Row, folder: Path) -> None:
+        """Add a run with its sources in `folder` as they are now."""
+        files = list_files(folder)
+        record = hash_record(folder / "run.json")
+        self.entries[run_id] = entry
+        self.sources[run_id] = sha256_text(canonical_json([record, files]))
+        self.log_bytes += sum(size for _, size, *_ in files if size > 0)
+
+    def is_full(self, run_id: str) -> bool:
+        """Return whether the block ends with this run."""
+        return zlib.crc32(run_id.encode()) % BLOCK_RUNS == 0 or self.log_bytes > BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -63,23 +77,12 @@ class Made:
 
 
 def split_into_blocks(entries: Mapping[str, Row], runs: Path) -> list[Block]:
-    """Return the blocks of a run table, id → entry, with the sources below `runs` as they are now."""
-    blocks = [Block("first", {}, {})]
-    size = 0
+    """Return the blocks of a run table, id → entry, of which each has its folder in `runs`."""
+    blocks = [Block("first")]
     for run_id, entry in entries.items():
-        files = list_files(runs / run_id)
-        size += sum(max(0, file[1]) for file in files)
-        record = hash_record(runs / run_id / "run.json")
-        sources = sha256_text(canonical_json([record, files]))
-        last = blocks[-1]
-        blocks[-1] = replace(
-            last,
-            entries={**last.entries, run_id: entry},
-            sources={**last.sources, run_id: sources},
-        )
-        if zlib.crc32(run_id.encode()) % BLOCK_RUNS == 0 or size > BLOCK_BYTES:
-            blocks.append(Block(f"after-{run_id}", {}, {}))
-            size = 0
+        blocks[-1].add(run_id, entry, folder=runs / run_id)
+        if blocks[-1].is_full(run_id):
+            blocks.append(Block(f"after-{run_id}"))
     return [block for block in blocks if block.entries]
 
 

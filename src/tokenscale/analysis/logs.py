@@ -5,6 +5,7 @@ counted.
 import hashlib
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -458,13 +459,13 @@ def list_files(folder: Path) -> list[tuple[str, int, int, int]]:
     """
     found = []
     for _, _, attempt in _find_attempts(folder):
-        files = [attempt / "attempt.json"]
+        below = attempt.relative_to(folder).as_posix()
+        names = [f"{below}/attempt.json"]
         for _, rank in numbered(attempt, word="rank"):
-            files += [rank / f"{kind}.jsonl" for kind in SCHEMAS]
-        for file in files:
-            name = file.relative_to(folder).as_posix()
+            names += [f"{below}/{rank.name}/{kind}.jsonl" for kind in SCHEMAS]
+        for name in names:
             try:
-                facts = file.stat()
+                facts = os.stat(f"{folder}/{name}")
             except OSError:
                 found.append((name, -1, 0, 0))
             else:

@@ -222,7 +222,8 @@ def _name_column(error: UserError, source: SourceSettings, command: Sequence[str
 
 def _find_likeliest(path: Path, source: SourceSettings, columns: Sequence[str]) -> str | None:
     """Return the column whose first rows hold most text, None if none looks like text."""
-    likeliest, longest = None, 0
+    likeliest = None
+    longest = 0
     for name in columns:
         values: list[str | None] = []
         with suppress(UserError):
