@@ -514,7 +514,11 @@ def learned(losses, size):
 
 def commit(folder: Path, losses) -> None:
     write(folder, lines("{step} {loss:.9f}", losses), "losses.txt")
-    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -q -m losses"):
+    for command in (
+        "init -q",
+        "add .",
+        "-c user.name=a -c user.email=a@b commit -q --allow-empty -m losses",
+    ):
         subprocess.run(["git", *command.split()], cwd=folder, check=True)
 
 
@@ -575,6 +579,12 @@ def test_history_needs_a_tracked_file_and_git(tmp_path, capsys, monkeypatch):
     other = write(tmp_path, lines("{step} {loss:.9f}"), "untracked.txt")
     assert main(["golden", str(other), str(old), "--history"]) == 2
     assert "tracked file" in capsys.readouterr().err
+    commit(tmp_path / "binary", LOSSES)
+    broken = write(tmp_path / "binary", b"\xff\x00", "broken.txt")
+    commit(tmp_path / "binary", LOSSES)
+    write(tmp_path / "binary", lines("{step} {loss:.9f}"), "broken.txt")
+    assert main(["golden", str(broken), str(old), "--history"]) == 2
+    assert "no version of" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(told) == 2 and "needs git" in capsys.readouterr().err
 

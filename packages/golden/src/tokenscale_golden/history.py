@@ -47,7 +47,8 @@ def list_versions(path: Path) -> list[Curve]:
     """
     name, separator, chosen = str(path).partition("::")
     file = Path(name)
-    commits = _ask_git(file, "log", f"-{VERSIONS}", "--format=%H", "--", file.name).split()
+    log = _ask_git(file, "log", f"-{VERSIONS}", "--format=%H", "--", file.name)
+    commits = log.decode().split()
     if not commits:
         raise GoldenError(f"git has no version of {file}: --history needs OLD as a tracked file.")
     found = []
@@ -55,22 +56,24 @@ def list_versions(path: Path) -> list[Curve]:
         copy = Path(folder) / file.name
         for commit in reversed(commits):
             try:
-                copy.write_text(_ask_git(file, "show", f"{commit}:./{file.name}"))
+                copy.write_bytes(_ask_git(file, "show", f"{commit}:./{file.name}"))
                 found.append(read(f"{copy}{separator}{chosen}"))
             except GoldenError:
                 continue  # the version that removed it, or one in another format
+    if not found:
+        raise GoldenError(f"no version of {file} in git is a file of losses.")
     return found
 
 
-def _ask_git(file: Path, *arguments: str) -> str:
+def _ask_git(file: Path, *arguments: str) -> bytes:
+    command = ["git", "--literal-pathspecs", "-C", str(file.parent), *arguments]
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(file.parent), *arguments], capture_output=True, text=True
-        )
+        asked = subprocess.run(command, capture_output=True)
     except OSError as error:
         raise GoldenError(f"--history needs git: {error.strerror}.") from None
     if asked.returncode:
-        reason = (asked.stderr.strip().splitlines() or ["git failed"])[-1]
+        said = asked.stderr.decode(errors="replace").strip()
+        reason = (said.splitlines() or ["git failed"])[-1]
         raise GoldenError(f"git does not know {file}: {reason}")
     return asked.stdout
 
