@@ -22,13 +22,14 @@ from tokenscale.referee.expectations import NotCheckedError, Steps
 from tokenscale.referee.statistics import (
     drift,
     holm,
+    measure_spread,
     noise_floor,
     order_kept,
     sign_flip_p,
     summarize_pairs,
     summary,
 )
-from tokenscale.referee.steadiness import LEAST_SPREAD, _distances, _spread, find_unsteadiness
+from tokenscale.referee.steadiness import LEAST_SPREAD, _distances, find_unsteadiness
 
 
 @pytest.mark.parametrize("n", range(6, 13))
@@ -388,7 +389,7 @@ def test_distances_of_parts_are_those_of_each_part_alone(n):
     parts[:, :2] = True, False
     expected = [
         abs(np.median(log[part]) - np.median(log[~part]))
-        / max(_spread(log[part]), _spread(log[~part]), LEAST_SPREAD)
+        / max(measure_spread(log[part]), measure_spread(log[~part]), LEAST_SPREAD)
         for part in parts
     ]
     np.testing.assert_allclose(_distances(log, parts), expected, rtol=1e-12)

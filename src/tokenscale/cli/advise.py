@@ -216,24 +216,22 @@ def _name_column(error: UserError, source: SourceSettings, command: Sequence[str
     likeliest = _find_likeliest(path, source, list_columns(path, source))
     if likeliest is None:
         return error
-    following = shlex.join([*command, "--text-column", likeliest])
-    return UserError(error.what, **{**error.facts, "next": following})
+    facts = error.facts | {"next": shlex.join([*command, "--text-column", likeliest])}
+    return UserError(error.what, **facts)
 
 
 def _find_likeliest(path: Path, source: SourceSettings, columns: Sequence[str]) -> str | None:
     """Return the column whose first rows hold most text, None if none looks like text."""
-    likeliest = None
-    longest = 0
+    lengths: dict[str, int] = {}
     for name in columns:
         values: list[str | None] = []
         with suppress(UserError):
             rows = read_texts(path, replace(source, text_column=name))
             values = list(islice(rows, FIRST_ROWS))
         texts = [value for value in values if value is not None]
-        characters = sum(map(len, texts))
-        if characters > longest and find_no_texts(texts) is None:
-            likeliest, longest = name, characters
-    return likeliest
+        if any(texts) and find_no_texts(texts) is None:
+            lengths[name] = sum(map(len, texts))
+    return max(lengths, key=lengths.__getitem__, default=None)
 
 
 def find_no_texts(values: Sequence[str]) -> str | None:
