@@ -7,7 +7,7 @@ world size nothing of scaling.
 """
 
 import math
-from collections import Counter
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -57,6 +57,8 @@ FIGURES = {
 NAMED = 6
 #: approaches whose rates differ by less are equal where no run is repeated
 UNREPEATED = 0.1
+#: numbers of a sentence
+NUMBERS = re.compile(r"\d[\d.,]*(e[-+]\d+)?")
 NEARLY_ALL = "drops less than 1 % of the text"
 
 Answer = dict[str, str]
@@ -744,11 +746,24 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
 
 
 def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
-    texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
-    return [
-        f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}."
-        for text, n in texts.items()
-    ]
+    """Return cautions of single runs, each with the number of runs. Those that differ in their
+    numbers alone are one, with the first of them.
+
+    >>> _describe_run_cautions(pd.DataFrame({"cautions": ["it took 2 s; odd", "it took 3.5 s", "odd"]}))
+    ['2 of 3 runs, such as: it took 2 s.', '2 of 3 runs: odd.']
+    """
+    found: dict[str, dict[str, set[int]]] = {}
+    for run, of in enumerate(runs["cautions"].dropna()):
+        for text in filter(None, of.split("; ")):
+            alike = found.setdefault(NUMBERS.sub("#", text), {})
+            alike.setdefault(text, set()).add(run)
+    sentences = []
+    for alike in found.values():
+        n = len(set().union(*alike.values()))
+        count = f"{n} of {len(runs)} runs" if n < len(runs) else "All runs"
+        such_as = ", such as" if len(alike) > 1 else ""
+        sentences.append(f"{count}{such_as}: {next(iter(alike))}.")
+    return sentences
 
 
 def _describe_lost_text(runs: pd.DataFrame) -> str:
