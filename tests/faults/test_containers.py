@@ -66,6 +66,8 @@ def test_locks_are_free_and_temporary_files_are_removed(tmp_path, other_boot):
     owners = [folder / ".snakemake/tokenscale.owners", folder / "run/.lock"]
     assert all("process 1 on old" in path.read_text() for path in owners)
     killed.kill()
+    # until it is gone: the end of its input would let it write the whole
+    killed.stdout.read()
     killed.communicate()
     following = container(
         "new", str(tmp_path / "boot") if other_boot else "", folder, json.dumps("whole")
