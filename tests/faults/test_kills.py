@@ -111,7 +111,13 @@ def test_a_loss_of_each_kind_is_seen(stages, tmp_path):
     assert whole.keys() - found.keys() == {"report/report.pdf"}
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("SIGKILL", "SIGTERM") else pytest.mark.long)
+        for name in SIGNALS
+    ],
+)
 def test_a_plain_call_completes_what_a_killed_download_began(name, tmp_path):
     """Each file comes in halves with a pause between them, in which most of the signals arrive."""
     files = {
