@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -199,21 +200,38 @@ def _read_blocks(folder: Path, rows: Sequence[Row]) -> Iterator[tuple[Sequence[R
     """Yield (rows of the table `runs`, their rows of the other tables) by the row groups of the table
     `records`, in the order of the table `runs`. Raises UserError for tables in another order.
     """
+    run_ids = pa.array([row["run_id"] for row in rows], pa.string())
     with report_malformed(
         folder / "records.parquet",
         what="order of runs in the tables",
         next=tables.restore_command(folder),
     ):
-        files = {name: _RowsOfRuns(folder / f"{name}.parquet") for name in OF_RUNS}
-        first = 0
-        for count in files["records"].group_sizes():
-            block = rows[first : first + count]
-            run_ids = pa.array([row["run_id"] for row in block], pa.string())
-            yield block, {name: file.take(run_ids) for name, file in files.items()}
-            first += count
-        left = [f"{name}.parquet" for name, file in files.items() if file.has_more()]
-        if left or first < len(rows):
-            raise ValueError(f"runs are in another order than in runs.parquet: {', '.join(left)}")
+        _check_order(folder, run_ids)
+    files = {name: _RowsOfRuns(folder / f"{name}.parquet") for name in OF_RUNS}
+    first = 0
+    for count in files["records"].group_sizes():
+        of_block = run_ids.slice(first, count)
+        yield (
+            rows[first : first + count],
+            {name: file.take(of_block) for name, file in files.items()},
+        )
+        first += count
+
+
+def _check_order(folder: Path, run_ids: pa.Array) -> None:
+    """Raise ValueError for tables whose rows are not in the order of these runs, or of others."""
+    wrong = []
+    for name in OF_RUNS:
+        column = pq.read_table(folder / f"{name}.parquet", columns=["run_id"])["run_id"]
+        places = pc.fill_null(pc.index_in(column, value_set=run_ids), -1).to_numpy()
+        if name == "records":  # which has a row for each run
+            in_order = np.array_equal(places, np.arange(len(run_ids)))
+        else:
+            in_order = bool((places >= 0).all() and (np.diff(places) >= 0).all())
+        if not in_order:
+            wrong.append(f"{name}.parquet")
+    if wrong:
+        raise ValueError(f"runs are in another order than in runs.parquet: {', '.join(wrong)}")
 
 
 class _RowsOfRuns:
@@ -230,10 +248,6 @@ class _RowsOfRuns:
         """Return the numbers of rows of the row groups."""
         facts = self._file.metadata
         return [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
-
-    def has_more(self) -> bool:
-        """Return whether rows are left that nobody took."""
-        return len(self._waiting) > 0 or self._next < self._file.metadata.num_row_groups
 
     def take(self, run_ids: pa.Array) -> pa.Table:
         """Return the next rows of the file as long as they are of these runs."""
