@@ -161,7 +161,7 @@ def test_one_document_is_answered_and_its_validation_must_come_from_elsewhere(
     out = " ".join(capsys.readouterr().out.split())
     assert "1 document," in out and "one document of 321 tokens" in out
     assert "use packed, because the text is one document of 5 rows" in out
-    assert "a validation loss needs other documents (validation_files" in out
+    assert "a validation loss needs further documents (validation_files" in out
     assert ("--separator TEXT parts them" in out) == (file == "book.txt")
 
 

@@ -367,9 +367,10 @@ def choose_approach(
             f"mix documents, or {NEEDS['packed']}, use packed.",
         )
     together = t / float(np.mean(lengths))
-    held = f"A row holds about {together:,.{0 if together >= 10 else 1}f} documents"
+    digits = 0 if together >= 10 else 1
+    row_contents = f"A row holds about {together:,.{digits}f} documents"
     if together < 1.5:
-        held = "Some rows hold pieces of several documents"
+        row_contents = "Some rows hold pieces of several documents"
     apart = (
         f"rows with one document each would count {_format_percent(bucketed['useful'])} "
         f"(length-bucketed) or {_format_percent(padded['useful'])} (padded)"
@@ -379,7 +380,7 @@ def choose_approach(
     return (
         "packed",
         f"{_format_percent(packed['useful'])} of its positions count and nothing is dropped; "
-        f"{apart}. {held}, which see each other: set "
+        f"{apart}. {row_contents}, which see each other: set "
         f"document_mask: true if they must not. If {NEEDS['token-list']}, use token-list.",
     )
 
@@ -483,8 +484,8 @@ def list_cautions(
     """
     if documents == 1:
         yield (
-            "caution: a validation loss needs other documents (validation_files of the corpus): of "
-            "one, none can be held out"
+            "caution: a validation loss needs further documents (validation_files of the corpus), "
+            "since the only document is trained on"
         )
         if unsplit:
             yield "caution: if the file holds several documents, --separator TEXT parts them"

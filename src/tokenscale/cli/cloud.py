@@ -523,7 +523,7 @@ def fetch_modules(
     if missing and code != _digest_modules(modules):
         what = "the staged runs need own modules, and no code is taken from a bucket unasked."
         if code is not None:
-            what = "the own modules in the bucket are not those that --code names."
+            what = "the own modules in the bucket have another digest than --code."
         raise UserError(
             what,
             address=bucket.address,

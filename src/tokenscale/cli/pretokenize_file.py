@@ -37,7 +37,7 @@ from tokenscale.settings.data import (
 from tokenscale.settings.options import option, settings_class
 
 Log = Callable[[str], None]
-#: name that no column has: a file that lacks it lists those that it has
+#: name that no column has, so that the error of a missing column lists the columns of a file
 NO_COLUMN = "\ufffd"
 
 

@@ -156,7 +156,8 @@ class Values:
             leading = np.floor(np.log(values) / LEADING).astype(np.int64)
             bits = leading.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             chosen = telling[owner] & ((bits >> np.uint64(40)) % every[owner] == 0)
-            values, owner = values[chosen], owner[chosen]
+            values = values[chosen]
+            owner = owner[chosen]
             ends = np.cumsum(np.bincount(owner, minlength=len(names)))
             for log, of_log in enumerate(np.split(values, ends[:-1])):
                 if len(of_log) >= self._fewest:
@@ -952,7 +953,8 @@ def _number_runs(rows: pa.Table) -> tuple[np.ndarray, list[str]]:
 def _sort_distinct(values: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct values of each owner, by owner and value, and their owners."""
     order = np.lexsort((values, owner))
-    values, owner = values[order], owner[order]
+    values = values[order]
+    owner = owner[order]
     first = np.ones(len(values), dtype=bool)
     first[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])
     return values[first], owner[first]

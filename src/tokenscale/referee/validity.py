@@ -92,8 +92,8 @@ class KeptFindings:
             self._before, _ = read_kept(self._path)
 
     def read(self, block: Sequence[Row], parts: Tables, make: Callable[[], Found]) -> Found:
-        """Return run → findings of a block of runs: the kept ones, or those that `make` returns; None
-        of a run without a record.
+        """Return run → findings of a block of runs, kept findings or else what `make` returns; None for
+        a run without a record.
         """
         if self._path is None:
             return make()

@@ -151,7 +151,7 @@ def describe_dropped(shares: Mapping[str, float]) -> str:
 
 def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answer]:
     """Return which approaches to use: of those that keep the text, the fastest in the median of all
-    repeats, and those that its pairs of repeats do not show to be slower by more than
+    repeats, and approaches that pairs of repeats do not show to be slower by more than
     `statistics.MARGIN`. Nothing where more than the approach differs, or all drop text. From rows
     of `throughput.sql` and `dropped_text.sql`.
 

@@ -234,8 +234,8 @@ def design(
 
 
 def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
-    """Return a row for each run, also for those that enter no number. The caption names what was
-    not checked, and the numbers of runs and validations that have one source.
+    """Return a row for each run, invalid runs included. The caption names the values that were not
+    checked, and the numbers of runs and validations that have one source.
     """
     queued = runs["job_ids"].notna().any()
     heads = columns(

@@ -51,6 +51,8 @@ _PNG = {"facecolor": "white", "pil_kwargs": {"compress_type": 3}}
 SLIDE = (9.6, 5.4)
 SLIDE_DPI = 200
 MARGIN = 0.35
+#: inches between the drawing and a text
+GAP = 0.1
 #: texts of a slide: size in points, characters a line, inches a line
 TITLE = (15, 78, 0.27)
 CAPTION = (9, 128, 0.17)
@@ -133,12 +135,15 @@ def make_slide(loaded: LoadedFigure, figure: Drawing) -> Drawing:
     title = textwrap.wrap(texts["finding"], TITLE[1])
     caption = textwrap.wrap(texts["caption"], CAPTION[1])
     width, height = SLIDE
-    top = height - MARGIN - TITLE[2] * len(title) - 0.1
-    bottom = MARGIN + SOURCE[2] + CAPTION[2] * len(caption) + 0.1
+    title_inches = TITLE[2] * len(title)
+    caption_inches = CAPTION[2] * len(caption)
+    # of the drawing, from the slide's lower edge
+    top = height - MARGIN - title_inches - GAP
+    bottom = MARGIN + SOURCE[2] + caption_inches + GAP
     slide = Drawing(figsize=SLIDE, dpi=SLIDE_DPI)
     for lines, (size, _, step), first in (
         (title, TITLE, height - MARGIN),
-        (caption, CAPTION, bottom - 0.1),
+        (caption, CAPTION, bottom - GAP),
         ([source], SOURCE, MARGIN),
     ):
         for number, line in enumerate(lines):
