@@ -209,7 +209,7 @@ def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags
 def test_the_only_index_that_is_named_is_the_only_one_asked(makefile):
     python = f'case "$2" in *uname*) echo {lock.PLATFORM[:-4]};; esac'
     named = makefile("-n", "setup", "PIP_ARGS=--index-url https://a.b/simple", python3=python)
-    installs = [line for line in named.stdout.splitlines() if " install " in line]
+    installs = [line for line in named.stdout.splitlines() if " -m pip install " in line]
     assert len(installs) == len(installs_of(Path(lock.PLATFORM)))
     assert all("--index-url https://a.b/simple" in line for line in installs)
     assert "/uv " not in named.stdout
