@@ -4,6 +4,8 @@ Each is refused, or does what the name says within the folder; nothing outside o
 -m tests.faults.test_attacks` prints the table.
 """
 
+import gzip
+import hashlib
 import itertools
 import json
 import lzma
@@ -37,6 +39,7 @@ from tokenscale.benchmark import studies
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.data.batches.trace import find_origins
+from tokenscale.data.corpus import download, files
 from tokenscale.data.corpus.parts import build_part, merge_parts
 from tokenscale.data.corpus.raw_text import RawText, write_text_records
 from tokenscale.data.parts import part_folder
@@ -168,9 +171,29 @@ def unpack_into(root: Path, name: str) -> None:
     packed_logs.restore(archive, root)
 
 
+def download_into(root: Path, name: str) -> None:
+    """A bucket with an object of this name."""
+
+    def fetch(source: SourceSettings, name: str, part: Path, resumable: bool) -> bool:
+        part.write_text("written")
+        return True
+
+    source = SourceSettings(kind="hub", repository="a/b", revision="c", files=("*",))
+    corpus = CorpusSettings(name="x", source=source)
+    kinds = {"hub": (lambda source, files, recorded: dict.fromkeys(files and [name], name), fetch)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "DOWNLOADS", kinds)
+        download.fetch_corpus(corpus, root)
+
+
 #: `results` itself may be a link of the user's, to another disk
-ROOT_PARTS = {"name": 0, "plan of a bucket": 1, "archive": 0}
-DOORS = {"name": write_below, "plan of a bucket": fetch_into, "archive": unpack_into}
+ROOT_PARTS = {"name": 0, "plan of a bucket": 1, "archive": 0, "download": 0}
+DOORS = {
+    "name": write_below,
+    "plan of a bucket": fetch_into,
+    "archive": unpack_into,
+    "download": download_into,
+}
 
 
 def attack_path(door: str, number: int, folder: Path) -> str:
@@ -189,7 +212,9 @@ def attack_path(door: str, number: int, folder: Path) -> str:
     assert contents(outside) == before, name
     assert {path.name for path in folder.iterdir()} <= around, name
     written = [
-        path for path in root.rglob("*") if path.is_file() and path.read_bytes() == b"written"
+        path
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix != ".part" and path.read_bytes() == b"written"
     ]
     assert all(path.resolve().is_relative_to(root.resolve()) for path in written), name
     assert bool(written) is (found == "done"), name
@@ -362,6 +387,30 @@ def read_tokenizer(folder: Path) -> object:
     return ids.tolist(), tokenizer.decode(ids), tokenizer.unknown_id
 
 
+def read_downloads(folder: Path) -> object:
+    files.describe_downloads(DOWNLOADED, folder)
+    return list(files.documents(DOWNLOADED, folder))
+
+
+DOWNLOADED = SourceSettings(kind="url", files=("https://example.org/a",))
+TEXTS = {
+    "sub/a.jsonl": b'{"text": "mine"}\n',
+    "b.txt.gz": gzip.compress(b"mine", 0, mtime=0),
+    "c.txt": b"mine",
+}
+
+
+def write_downloads(lab: Lab, folder: Path) -> Path:
+    entries = []
+    for name, content in TEXTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        entries.append({"name": name, "bytes": len(content), "sha256": sha256})
+    write_sealed(folder / "manifest.json", {"kind": "url", "files": entries})
+    return folder
+
+
 def read_study(folder: Path) -> object:
     return studies._read_table(folder).to_pylist()
 
@@ -439,6 +488,7 @@ CHECKED: dict[str, tuple[Maker, Callable[[Path], object]]] = {
     "lengths": (store_of("lengths"), read_lengths),
     "records of a store": (store_of("token-list"), read_records),
     "tokenizer": (lambda lab, folder: lab.tokenizer, read_tokenizer),
+    "downloads": (write_downloads, read_downloads),
     "studies": (store_of("padded-sequence_length=32"), read_study),
     "figure": (write_figure, show_figure),
     "parts of a corpus": (write_corpus_parts, merge_corpus),
@@ -449,7 +499,7 @@ EACH = {"parts of a corpus": 12}
 #: no hash proves their files, only the checksums inside: another file of the same form is as good
 UNPROVEN = ("records of a corpus", "records of a store", "studies")
 #: files that readers read
-READ = (*TABLES, ".npy", ".bin", ".svg", "tokenizer.json")
+READ = (*TABLES, *TEXTS, ".npy", ".bin", ".svg", "tokenizer.json")
 #: how libraries open files, which Python does not see
 OPENERS = ((pq, "ParquetFile"), (pq, "read_table"))
 
@@ -462,6 +512,12 @@ def write_twin(file: Path, twin: Path) -> None:
         return
     if file.suffix == ".svg":
         twin.write_bytes(content.replace(b"10 10", b"20 20"))
+        return
+    if file.suffix == ".gz":
+        twin.write_bytes(gzip.compress(b"your", 0, mtime=0))
+        return
+    if file.suffix in (".jsonl", ".txt"):
+        twin.write_bytes(content.replace(b"mine", b"your"))
         return
     if file.suffix == ".json":  # two letters exchange their ids
         twin.write_bytes(content.replace(b'"a":', b'"?":').replace(b'"b":', b'"a":'))
@@ -530,7 +586,7 @@ def test_what_is_read_is_the_file_that_was_checked(name, move, lab, tmp_path, mo
     expected = read(folder)
     swaps = 0
     for file in sorted(whole.rglob("*")):
-        if not file.name.endswith(READ):
+        if not str(file).endswith(READ):
             continue
         write_twin(file, tmp_path / "twin")
         for at in itertools.count(1, EACH.get(name, 1)):

@@ -4,6 +4,7 @@ through its client.
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import random
@@ -311,6 +312,15 @@ def test_a_damaged_file_is_downloaded_again(web, tmp_path):
     check_download(web, tmp_path)
 
 
+def test_a_link_in_the_place_of_a_file_is_downloaded_again(web, tmp_path):
+    """Whatever it leads to: no reader follows it."""
+    check_download(web, tmp_path)
+    (tmp_path / "stories.txt").rename(tmp_path / "elsewhere.txt")
+    (tmp_path / "stories.txt").symlink_to("elsewhere.txt")
+    check_download(web, tmp_path)
+    assert not (tmp_path / "stories.txt").is_symlink()
+
+
 def test_a_source_brings_its_own_validation_file(web, tmp_path):
     web.files["/b/stories.txt"] = (
         b"Held out.<|endoftext|>Story 0: " + b"once upon a time " * 39 + b"once upon a time"
@@ -455,10 +465,9 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_file_that_begins_and_ends_as_its_name_says_stays(name, tmp_path):
-    (tmp_path / "part").write_bytes(WHOLE[name])
-    download.check_form(f"https://example.org/x/{name}?token=1", tmp_path / "part")
-    assert (tmp_path / "part").read_bytes() == WHOLE[name]
+def test_a_file_that_begins_and_ends_as_its_name_says_is_whole(name):
+    file = io.BufferedReader(io.BytesIO(WHOLE[name]))
+    download.check_form(f"https://example.org/x/{name}?token=1", file)
 
 
 @pytest.mark.parametrize(
@@ -472,8 +481,8 @@ def test_a_file_that_begins_and_ends_as_its_name_says_stays(name, tmp_path):
         ("a.zst", b"<xml/>"),
     ],
 )
-def test_a_servers_message_and_a_cut_file_are_refused_and_removed(name, sent, tmp_path):
-    (tmp_path / "part").write_bytes(sent)
+def test_a_servers_message_and_a_cut_file_are_refused_and_removed(name, sent, web, tmp_path):
+    web.files[f"/x/{name}"] = sent
     with pytest.raises(UserError, match="is not the whole of such a file"):
-        download.check_form(f"https://example.org/x/{name}", tmp_path / "part")
-    assert not (tmp_path / "part").exists()
+        fetch_corpus(corpus_of(f"{web.address}/x/{name}"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
