@@ -70,22 +70,23 @@ def try_faults(
                 log.write_text("")
                 code, said = run(job, project, environment={"SHIM": shim, "SHIM_LOG": str(log)})
                 reached = log.read_text().splitlines()
+                if not reached:
+                    continue
                 again, then = run(job, project)
-                if reached:
-                    made = find_results(project)
-                    yield {
-                        "job": job,
-                        "fault": f"{call} {name} {first}-{last}",
-                        "reached": reached[0],
-                        "code": code,
-                        "said": said,
-                        "again": again,
-                        "then": then[-800:],
-                        "temporary": [path.name for path in results.rglob(".tokenscale-*")],
-                        "differs": sorted(
-                            name for name, value in expected.items() if made.get(name) != value
-                        ),
-                    }
+                made = find_results(project)
+                yield {
+                    "job": job,
+                    "fault": f"{call} {name} {first}-{last}",
+                    "reached": reached[0],
+                    "code": code,
+                    "said": said,
+                    "again": again,
+                    "then": then[-800:],
+                    "temporary": [path.name for path in results.rglob(".tokenscale-*")],
+                    "differs": sorted(
+                        name for name, value in expected.items() if made.get(name) != value
+                    ),
+                }
 
 
 def find_results(project: Path) -> dict[str, object]:

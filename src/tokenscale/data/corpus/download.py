@@ -68,6 +68,10 @@ FORMS = {
     ".gz": (b"\x1f\x8b", b""),
     ".zst": (b"\x28\xb5\x2f\xfd", b""),
 }
+#: how pages of servers, their errors, and places of files that Git keeps elsewhere begin
+MESSAGE = re.compile(rb"\s*(?:<!doctype html|<html|<\?xml|version https://git-lfs)", re.IGNORECASE)
+#: a server's message is shorter
+SHORT_BYTES = 4096
 #: fact of a file whose server states no length: what ends early may look whole
 NO_LENGTH = unknown_fact("the server states none")
 #: bytes at the end of a file in which its last line is looked for
@@ -204,8 +208,8 @@ def _fetch_file(
     try:
         with open(open_regular(part, follow=False), "rb") as file, naming(part):
             check_form(name, file)
-            if not stated:
-                check_end(name, RawFile(part, file))
+            if not expected:
+                check_first_answer(name, RawFile(part, file))
             found = _measure(file)
             if expected and found.sha256 != expected:
                 raise _other_file_error(
@@ -365,8 +369,15 @@ def check_form(address: str, file: BufferedReader) -> None:
         raise _cut_error(address, begins=ascii(head[:60].decode("utf-8", "replace")))
 
 
-def check_end(address: str, file: RawFile) -> None:
-    """Raise UserError for a compressed file that does not unpack to its end."""
+def check_first_answer(address: str, file: RawFile) -> None:
+    """Raise UserError for what no hash proves yet, and is nothing, a message of a server, or a
+    compressed file that does not unpack to its end.
+    """
+    with file.open() as opened:
+        head = opened.read(SHORT_BYTES)
+    page = urlsplit(address).path.lower().endswith((".html", ".htm", ".xml"))
+    if not head or (MESSAGE.match(head) and not page) or _is_error(head):
+        raise _cut_error(address, begins=ascii(head[:60].decode("utf-8", "replace")))
     kind = COMPRESSION.get(Path(urlsplit(address).path.lower()).suffix)
     try:
         for _ in unpack(file, kind) if kind else ():
@@ -375,12 +386,24 @@ def check_end(address: str, file: RawFile) -> None:
         raise _cut_error(address, reason=first_line(error)) from None
 
 
+def _is_error(head: bytes) -> bool:
+    """Return whether a short file is one JSON object as servers send with an error."""
+    try:
+        found = json.loads(head) if len(head) < SHORT_BYTES else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and not {"error", "errors", "message", "detail"}.isdisjoint(
+        found
+    )
+
+
 def _cut_error(address: str, **facts: str) -> UserError:
     return UserError(
         "what a server sent is not the whole of such a file.",
         address=address,
         **facts,
-        next="check the address, and whether it needs a login; then repeat the command",
+        next="check the address, and whether it needs a login, then repeat the command; if this is "
+        "the file, write #sha256=HASH behind its address",
     )
 
 
@@ -393,7 +416,7 @@ def _ends_as_json_lines(tail: bytes) -> bool:
         return True
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
