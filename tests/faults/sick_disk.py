@@ -3,9 +3,9 @@
 
     LAB FOLDER STAGES TRIES SEED
 
-`TRIES` faults a job of these stages (joined by commas) are drawn: a call, an errno, and the first
-failing call of its kind. A process has `shim.c` preloaded. Prints a line of JSON a try; jobs whose
-fault was not reached are left out.
+`TRIES` faults a job of these stages (joined by commas), or at the stage `end` a command, are drawn:
+a call, an errno, and the first failing call of its kind. A process has `shim.c` preloaded. Prints a
+line of JSON a try; jobs whose fault was not reached are left out.
 """
 
 import errno
@@ -45,7 +45,7 @@ def try_faults(
     lab: Path, folder: Path, stages: list[str], tries: int, draw: random.Random
 ) -> Iterator[dict]:
     log = folder / "reached.txt"
-    for start, behind in itertools.pairwise([*STAGES, "end"]):
+    for start, behind in itertools.pairwise([*STAGES, "end", "end"]):
         if start not in stages:
             continue
         project = folder / start
@@ -54,7 +54,7 @@ def try_faults(
         arguments = "project/results/arguments"
         shutil.copytree(lab / behind / arguments, results / "arguments", dirs_exist_ok=True)
         before = folder / "before"
-        for job in list_jobs(lab, behind):
+        for job in list_commands(project) if start == behind else list_jobs(lab, behind):
             shutil.rmtree(before, ignore_errors=True)
             shutil.copytree(results, before, symlinks=True)
             assert run(job, project)[0] == 0
@@ -87,6 +87,30 @@ def try_faults(
                         name for name, value in expected.items() if made.get(name) != value
                     ),
                 }
+
+
+def list_commands(project: Path) -> list[list[str]]:
+    """Return commands that no job of the workflow is, on the results of a finished one."""
+    run = next(project.glob("results/runs/packed-*")).relative_to(project)
+    text = "results/corpus/small/train-00000.parquet"
+    tokenizer = "results/tokenizers/bpe"
+    model = f"--checkpoint {run}/checkpoints/final"
+    lines = [
+        f"convert results/tokens/small/{Path(tokenizer).name}/token-list results/x.bin --to nanogpt",
+        f"pretokenize --input-path {text} --output-dir results/x --tokenizer-name {tokenizer}"
+        " --format padded",
+        f"advise {text} --tokenizer {tokenizer}",
+        f"trace {run} --step 2 --output results/x.html",
+        "diff results/report results/report --output results/x.md",
+        "report rebuild results/report/logs.json.xz --output results/x",
+        f"export {model} --output results/x",
+        f"track {run} --to tensorboard --output results/x",
+        f"generate {model} --prompt the",
+        f"evaluate {model}",
+        "verify results/report",
+        "status",
+    ]
+    return [line.split() for line in lines]
 
 
 def find_results(project: Path) -> dict[str, object]:

@@ -26,7 +26,7 @@ FEW = ("tokenizer", "runs", "tables")
 @needs_compiler
 @pytest.mark.parametrize(
     ("names", "tries", "reached"),
-    [(FEW, 1, 2), pytest.param((*STAGES,), 20, 100, marks=pytest.mark.long)],
+    [(FEW, 1, 2), pytest.param((*STAGES, "end"), 20, 150, marks=pytest.mark.long)],
 )
 def test_every_job_names_the_place_of_a_failed_call_and_then_ends_well(
     names, tries, reached, stages, tmp_path
