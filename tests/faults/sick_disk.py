@@ -28,6 +28,8 @@ CALLS = ("open", "read", "write", "fsync", "close", "rename", "mkdir", "unlink",
 ERRORS = ("EIO", "ESTALE", "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "ENFILE")
 ERRORS += ("EFBIG", "ENOLCK", "ETIMEDOUT", "EBUSY", "EREMOTEIO", "ENOMEM", "ENODEV", "ENXIO")
 ERRORS += ("EDEADLK", "ENOTCONN", "EHOSTDOWN")
+#: how names of targets of commands begin
+TARGET = "mine"
 #: which calls fail: the first one alone, the second, the tenth, or all from the third on
 RANGES = ((1, 1), (2, 2), (10, 10), (3, 1 << 30))
 
@@ -72,6 +74,9 @@ def try_faults(
                 reached = log.read_text().splitlines()
                 if not reached:
                     continue
+                if code == 0:  # no command replaces a finished target
+                    for made in results.glob(f"{TARGET}*"):
+                        shutil.rmtree(made) if made.is_dir() else made.unlink()
                 again, then = run(job, project)
                 made = find_results(project)
                 yield {
@@ -95,16 +100,17 @@ def list_commands(project: Path) -> list[list[str]]:
     text = "results/corpus/small/train-00000.parquet"
     tokenizer = "results/tokenizers/bpe"
     model = f"--checkpoint {run}/checkpoints/final"
+    target = f"results/{TARGET}"
     lines = [
-        f"convert results/tokens/small/{Path(tokenizer).name}/token-list results/x.bin --to nanogpt",
-        f"pretokenize --input-path {text} --output-dir results/x --tokenizer-name {tokenizer}"
+        f"convert results/tokens/small/{Path(tokenizer).name}/token-list {target}.bin --to nanogpt",
+        f"pretokenize --input-path {text} --output-dir {target} --tokenizer-name {tokenizer}"
         " --format padded",
         f"advise {text} --tokenizer {tokenizer}",
-        f"trace {run} --step 2 --output results/x.html",
-        "diff results/report results/report --output results/x.md",
-        "report rebuild results/report/logs.json.xz --output results/x",
-        f"export {model} --output results/x",
-        f"track {run} --to tensorboard --output results/x",
+        f"trace {run} --step 2 --output {target}.html",
+        f"diff results/report results/report --output {target}.md",
+        f"report rebuild results/report/logs.json.xz --output {target}",
+        f"export {model} --output {target}",
+        f"track {run} --to tensorboard --output {target}",
         f"generate {model} --prompt the",
         f"evaluate {model}",
         "verify results/report",
