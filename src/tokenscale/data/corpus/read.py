@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from tokenscale.base.errors import UserError, first_line
-from tokenscale.base.files import RATIO, UNPACKED, naming_anew, open_file
+from tokenscale.base.files import RATIO, UNPACKED, naming, naming_anew, open_file
 from tokenscale.data.corpus.columns import (
     get_column,
     get_type,
@@ -183,7 +183,7 @@ def _open_parquet(raw: RawFile, columns: dict[str, str]) -> Iterator[pq.ParquetF
     and holds text.
     """
     path = raw.path
-    with raw.open() as opened:
+    with naming(path), raw.open() as opened:
         try:
             # pre-buffering keeps read bytes
             file = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)

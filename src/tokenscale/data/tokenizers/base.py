@@ -13,7 +13,6 @@ import pyarrow as pa
 from tokenscale.base.files import (
     check_file_name,
     check_types,
-    naming,
     read_manifest_file,
     report_malformed,
 )
@@ -168,5 +167,5 @@ def read_tokenizer_file(folder: Path, manifest: dict[str, Any], name: str | None
     `open_tokenizer_file`.
     """
     name = name or manifest["file"]["name"]
-    with naming(folder / name), open_tokenizer_file(folder, manifest, name) as file:
+    with open_tokenizer_file(folder, manifest, name) as file:
         return file.read()
