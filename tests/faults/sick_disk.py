@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -120,9 +121,11 @@ def list_commands(project: Path) -> list[list[str]]:
 
 
 def find_results(project: Path) -> dict[str, object]:
-    """Return what a job's results must be whatever happened before: not what was timed."""
-    varying = ("table", "code/")
-    return {name: value for name, value in lies_in(project).items() if not name.startswith(varying)}
+    """Return what a job's results must be whatever happened before: not what was timed, or has the
+    time in its name.
+    """
+    varying = re.compile(r"table|code/|.*\.tfevents\.")
+    return {name: value for name, value in lies_in(project).items() if not varying.match(name)}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import make_tokenizer
-from tokenscale.base.files import naming
+from tokenscale.base.files import lock_folder, naming
 from tokenscale.base.manifests import open_checked
 from tokenscale.cli.main import translate_error
 from tokenscale.data.tokenizers import huggingface
@@ -125,6 +125,13 @@ def test_a_checked_file_that_cannot_be_closed_is_named(tmp_path):
     with pytest.raises(OSError) as caught, open_checked(tmp_path, "a.bin", 3, what="x", next="y"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     assert caught.value.filename == str(tmp_path / "a.bin")
+
+
+def test_a_lock_that_cannot_be_closed_hides_no_error(tmp_path):
+    """Its descriptor is closed early here, so that the close fails."""
+    with pytest.raises(ValueError, match="first"), lock_folder(tmp_path, what="it") as descriptor:
+        os.close(descriptor)
+        raise ValueError("first")
 
 
 def test_a_file_that_pyarrow_cannot_close_is_named():

@@ -247,7 +247,8 @@ def lock_folder(
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".lock"
     descriptor = open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False)
-    with open(descriptor, "a+", encoding="utf-8", errors="replace") as file:
+    file = open(descriptor, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  # below
+    try:
         with naming(path):
             if os.fstat(descriptor).st_nlink > 1:
                 what = "the lock of this folder is a hard link to another file."
@@ -261,6 +262,9 @@ def lock_folder(
         # an orderly end leaves no owner; after a failure its ranks may still be there
         with suppress(OSError):
             file.truncate(0)
+    finally:
+        with suppress(OSError):  # its line is on the disk, and the block's error is the first
+            file.close()
 
 
 def _wait_for_lock(
