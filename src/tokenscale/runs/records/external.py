@@ -4,7 +4,7 @@ docs/other-trainers.md.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -177,6 +177,27 @@ class ExternalRun:
                 self._record,
                 outcome={"status": status, "steps": self._step, "logs": hashes},
             )
+
+
+def write_log(
+    folder: Path, facts: dict[str, Any], log: dict[str, Any], steps: Iterable[dict[str, Any]]
+) -> None:
+    """Write the run of a log that another trainer wrote, elsewhere and earlier: nothing of this
+    machine and this time enters its record.
+
+    `facts` are those of `ExternalRun`, `log` states what was read, `steps` have the fields of a step.
+    Raises UserError as `check_facts` does.
+    """
+    check_facts(facts)
+    writer = Writer(folder / "attempt=00/rank=00000")
+    for step in steps:
+        writer.step(**step)
+    writer.close()
+    logs = sorted(writer.directory.glob("*.jsonl"))
+    record = {"schema": 1, "run_id": folder.name, "attempt": 0, "external": facts, "log": log}
+    hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in logs}
+    outcome = {"status": "complete", "steps": facts["steps"], "logs": hashes}
+    provenance.seal_record(folder, record, outcome)
 
 
 def check_facts(facts: dict[str, Any]) -> None:
