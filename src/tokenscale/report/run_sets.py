@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenscale_golden.reading import Curve, GoldenError, read
 
 from tokenscale.analysis.ingest import TableInputs
 from tokenscale.analysis.run_record import read_run_record
@@ -27,6 +26,7 @@ from tokenscale.report.paired_comparisons import RATE, TOO_FEW, TRAINING_LOSS, J
 from tokenscale.report.style import number
 from tokenscale.runs.records.external import write_log
 from tokenscale.settings.experiments import format_cell
+from tokenscale_golden.reading import Curve, GoldenError, read
 
 #: name of the experiment in tables and report
 NAME = "judge"
@@ -105,6 +105,7 @@ def write_tables(
     every = [run for of_set in runs for run in of_set]
     logs = [run for run in every if isinstance(run, Log)]
     if logs:
+        _check_copies(logs)
         _check_steps(logs, is_beside_folder=len(logs) < len(every))
     if "throughput" in quantities:
         for log in logs:
@@ -186,6 +187,22 @@ def _list_recorded_repeats(runs: Sequence[Folder | Log]) -> list[int]:
     found = [of.get("repeat", 0) for of in settings if isinstance(of, dict)]
     is_complete = len(set(found)) == len(runs) and all(type(repeat) is int for repeat in found)
     return found if is_complete else []
+
+
+def _check_copies(logs: Sequence[Log]) -> None:
+    """Raise UserError for two logs with the same losses and times."""
+    first: dict[bytes, Log] = {}
+    for log in logs:
+        if log.curve.time is None:
+            continue
+        key = log.curve.loss.tobytes() + log.curve.time.tobytes()
+        other = first.setdefault(key, log)
+        if other is not log:
+            raise UserError(
+                "two logs are of one run: all losses and times are equal.",
+                logs=f"{other.path}, {log.path}",
+                next="name each run once",
+            )
 
 
 def _check_steps(logs: Sequence[Log], is_beside_folder: bool) -> None:

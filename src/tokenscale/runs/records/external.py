@@ -14,7 +14,6 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import get_boot_id, sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
 #: facts of a run that must be at least 1
 COUNTS = ("steps", "global_batch", "sequence_length", "world_size")
@@ -36,12 +35,11 @@ class ExternalRun:
     """Log of one rank of a training run by another program. Rank 0 writes `run.json`, sealed at the
     end.
 
-    `folder` is `results/runs/external-<name>`. Each of several ranks passes its `rank` and the
+    `folder` is the run's own. Each of several ranks passes its `rank` and the
     `world_size`. `device` names the hardware ("NVIDIA H100 80GB HBM3", "cpu"). `approach` is the
     name in tables and figures, `steps` the planned number of optimizer steps, `global_batch` the
     number of sequences per step over all ranks. Further facts are those of `OPTIONAL_FACTS`. Raises
-    UserError for another folder, an unknown or invalid fact, and an attempt that has already been
-    logged.
+    UserError for an unknown or invalid fact, and an attempt that has already been logged.
     """
 
     def __init__(
@@ -59,10 +57,6 @@ class ExternalRun:
         **stated: Any,
     ):
         self.folder = Path(folder)
-        if not self.folder.name.startswith(EXTERNAL_PREFIX) or self.folder.name == EXTERNAL_PREFIX:
-            places = {"folder": folder, "expected": f"results/runs/{EXTERNAL_PREFIX}<name>"}
-            what = "the folder of another program's run needs the prefix of external runs."
-            raise UserError(what, **places, next="rename the folder to the expected form")
         for name in stated.keys() - OPTIONAL_FACTS.keys():
             raise unknown("run fact", word=name, words=OPTIONAL_FACTS)
         counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
