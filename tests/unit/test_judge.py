@@ -3,6 +3,7 @@ report, and one message for what cannot be compared.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,7 @@ def test_every_trainers_log_gives_its_tokens_and_losses(trainer, tmp_path):
     tables = run_sets.write_tables(sets, ("throughput", "loss"), STATED, results=tmp_path / "r")
     rates = query("throughput", tables).set_index("run_id")["useful_tokens_per_s"]
     found = query("training_loss", tables).set_index("run_id")["loss"]
+    assert query("padding", tables).empty, "logs count no padding"
     for k, run in enumerate(["A-0", "A-1", "B-0", "B-1"]):
         assert rates[run] == pytest.approx(BATCH * 17 / seconds[k, 3:].sum())
         assert found[run] == pytest.approx(losses[k, -2:].mean())
@@ -286,8 +288,7 @@ def test_what_a_log_does_not_state_is_asked_for(tmp_path):
     a, b = write_sets(tmp_path, 2)
     with pytest.raises(UserError, match="how many tokens are in a step"):
         compare([a, b], tmp_path / "1", stated=run_sets.Stated())
-    for path in (*a, *b):
-        first = 5 + len(path) + ord(path[-5]) + ord(path[-6])
+    for first, path in enumerate((*a, *b), 5):
         Path(path).write_text("".join(f"{k} {first - k / 10} 1.0 0.1\n" for k in range(12)))
     with pytest.raises(UserError, match="the unit of a step's time is not in the log"):
         compare([a, b], tmp_path / "2")
@@ -295,6 +296,25 @@ def test_what_a_log_does_not_state_is_asked_for(tmp_path):
         strip(tmp_path, path)
     (found,) = compare([a, b], tmp_path / "3", ("loss",), run_sets.Stated(8, 128, "s"))
     assert found.pair.quantity != RATE and found.result.spread.n == 2
+
+
+@pytest.mark.parametrize("names", [("x", "x"), ("a=b", "c"), ("", "c"), ("a b", "a-b")])
+def test_names_that_do_not_tell_sets_apart_are_refused(names, tmp_path, capsys):
+    a, b = write_sets(tmp_path, 2)
+    assert main(["judge", *a, "--over", *b, *FLAGS, "--names", *names]) == 2
+    assert "name" in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_damaged_record_is_not_read_as_a_log(published, tmp_path, capsys):
+    folder, reported = published
+    ours, theirs = list_runs(folder, reported["nanoGPT"])
+    copied = [tmp_path / Path(run).name for run in ours[:2]]
+    for source, target in zip(ours, copied, strict=False):
+        shutil.copytree(source, target)
+        (target / "run.json").write_text("{")
+    paths = [*map(str, copied)]
+    assert main(["judge", *paths, "--over", *theirs[:2], *FLAGS]) == 2
+    assert "run.json is not readable JSON" in capsys.readouterr().err
 
 
 def test_it_runs_without_torch_and_snakemake(tmp_path):

@@ -32,9 +32,13 @@ from tokenscale_golden.reading import Curve, GoldenError, read
 NAME = "judge"
 #: the factor that tells the sets apart: no setting of a run
 FACTOR = "set"
+#: approach of logs that other trainers wrote, as padding.sql names it
+OTHER = "other trainer"
 FIGURES = ("tokens_per_second_over_time", "loss_over_time")
 #: what is compared → quantity of the comparison
 QUANTITIES = {"throughput": RATE, "loss": TRAINING_LOSS}
+#: name of a set
+NAMES = re.compile(r"[\w.+ -]+")
 #: fewest runs of a set
 FEWEST = 2
 #: units of a time that is not 1 over a rate
@@ -85,7 +89,8 @@ def name_sets(paths: Sequence[Sequence[str]], names: Sequence[str]) -> list[RunS
     found = []
     for letter, of_set in zip("AB", paths, strict=True):
         stems = [Path(path.partition("::")[0]).stem + path.partition("::")[2] for path in of_set]
-        shared = re.sub(r"[^\w.]+$", "", os.path.commonprefix(stems)).replace("=", "-")
+        shared = re.sub(r"[^\w.]+$", "", os.path.commonprefix(stems))
+        shared = re.sub(r"[^\w.+ -]", "-", shared)
         found.append(shared if len(of_set) > 1 and shared else letter)
     if found[0] == found[1]:
         found = ["A", "B"]
@@ -109,22 +114,27 @@ def write_tables(
         _check_steps(logs, is_beside_folder=len(logs) < len(every))
     if "throughput" in quantities:
         for log in logs:
-            _check_times(log)
+            _check_times(log, stated)
     repeats = _number_repeats(runs)
     entries = []
     for of_set, of_runs, of_repeats in zip(sets, runs, repeats, strict=True):
         lengths = Counter(len(run.curve.steps) for run in of_runs if isinstance(run, Log))
         for run, repeat in zip(of_runs, of_repeats, strict=True):
             run_id = re.sub(r"[^\w.-]", "-", f"{of_set.name}-{repeat}")
-            entry: dict[str, Any] = {"cell": {FACTOR: of_set.name}, "repeat": repeat}
             if isinstance(run, Folder):
                 run_id = run.path.resolve().name
+            if any(run_id == other["run_id"] for other in entries):
+                raise UserError(
+                    "two runs have one name.", run=run_id, next="give other names with --names"
+                )
+            entry: dict[str, Any] = {"cell": {FACTOR: of_set.name}, "repeat": repeat}
+            if isinstance(run, Folder):
                 entry |= {"external": "external" in run.record, "run": run.record.get("run")}
                 _copy_run(run.path, results / "runs" / run_id)
             else:
                 entry["external"] = True
                 steps = lengths.most_common(1)[0][0]
-                facts = {"approach": "other trainer", "steps": steps, "world_size": 1}
+                facts = {"approach": OTHER, "steps": steps, "world_size": 1}
                 _write_run(run, facts, stated, results / "runs" / run_id)
             entries.append({"run_id": run_id, **entry})
     table = _describe(sets, quantities) | {"runs": entries}
@@ -142,6 +152,13 @@ def _check_sets(sets: Sequence[RunSet]) -> None:
     if twice:
         what = "a run is in both sets." if both else "a run is named twice."
         raise UserError(what, run=os.path.relpath(min(twice)), next="name each run once")
+    if sets[0].name == sets[1].name or not all(NAMES.fullmatch(of.name) for of in sets):
+        raise UserError(
+            "these names do not tell the sets apart.",
+            found=", ".join(of_set.name for of_set in sets),
+            expected="two names of letters, digits, blanks and . _ + -",
+            next="--names mine theirs, for example",
+        )
     for of_set in sets:
         if len(of_set.paths) < FEWEST:
             raise UserError(
@@ -155,9 +172,8 @@ def _check_sets(sets: Sequence[RunSet]) -> None:
 
 def _read_run(path: str) -> Folder | Log:
     folder = Path(path)
-    record = read_run_record(folder / "run.json")
-    if record.record is not None:
-        return Folder(folder, record.record)
+    if (folder / "run.json").is_file():
+        return Folder(folder, read_run_record(folder / "run.json").record or {})
     try:
         return Log(Path(path.partition("::")[0]), curve=read(path))
     except GoldenError as error:
@@ -271,22 +287,16 @@ def _write_run(log: Log, facts: dict[str, Any], stated: Stated, folder: Path) ->
 
 
 def _convert_times(log: Log, stated: Stated, batch: int, length: int) -> np.ndarray:
-    """Return seconds by step, NaN where there are none. A rate counts tokens or sequences."""
-    if log.curve.time is None:
-        return np.full(len(log.curve.steps), np.nan)
+    """Return seconds by step, NaN where none are known. A rate counts tokens or sequences."""
     unit = log.curve.time_unit or stated.time_unit
-    if unit is None:
-        raise UserError(
-            "the unit of a step's time is not in the log.",
-            path=log.path,
-            next="add --time-unit s, or --time-unit ms",
-        )
+    if log.curve.time is None or unit is None:
+        return np.full(len(log.curve.steps), np.nan)
     factor = TIMES.get(unit) or (batch * length if unit == "tokens/s" else batch)
     return log.curve.time * factor
 
 
-def _check_times(log: Log) -> None:
-    """Raise UserError for a log that lacks times of steps which a rate counts."""
+def _check_times(log: Log, stated: Stated) -> None:
+    """Raise UserError for a log that lacks times of steps which a rate counts, or their unit."""
     times = log.curve.time
     counted = len(log.curve.steps[WARM_UP_STEPS:])
     known = 0 if times is None else int(np.isfinite(times[WARM_UP_STEPS:]).sum())
@@ -296,6 +306,12 @@ def _check_times(log: Log) -> None:
             path=log.path,
             found=f"times of {known} of {counted} steps behind the first {WARM_UP_STEPS}",
             next="add --quantity loss, or log the time of each step",
+        )
+    if not (log.curve.time_unit or stated.time_unit):
+        raise UserError(
+            "the unit of a step's time is not in the log.",
+            path=log.path,
+            next="add --time-unit s, or --time-unit ms",
         )
 
 
