@@ -41,6 +41,8 @@ QUANTITIES = {"throughput": RATE, "loss": TRAINING_LOSS}
 NAMES = re.compile(r"[\w.+ -]+")
 #: fewest runs of a set
 FEWEST = 2
+#: times that grow from each step to the next are of no single steps, if there are more than this
+FEWEST_GROWING = 8
 #: units of a time that is not 1 over a rate
 TIMES = {"s": 1.0, "ms": 1e-3}
 
@@ -300,12 +302,18 @@ def _check_times(log: Log, stated: Stated) -> None:
     times = log.curve.time
     counted = len(log.curve.steps[WARM_UP_STEPS:])
     known = 0 if times is None else int(np.isfinite(times[WARM_UP_STEPS:]).sum())
-    if known < counted:
+    if times is None or known < counted:
         raise UserError(
             "a log has no time of its steps, and no rate.",
             path=log.path,
             found=f"times of {known} of {counted} steps behind the first {WARM_UP_STEPS}",
             next="add --quantity loss, or log the time of each step",
+        )
+    if counted > FEWEST_GROWING and (np.diff(times[WARM_UP_STEPS:]) > 0).all():
+        raise UserError(
+            "the times of a log grow with every step, as those since its start do.",
+            path=log.path,
+            next="log the time of each step, or a rate",
         )
     if not (log.curve.time_unit or stated.time_unit):
         raise UserError(
