@@ -118,7 +118,7 @@ def write_tables(
         for log in logs:
             _check_times(log, stated)
     repeats = _number_repeats(runs)
-    entries = []
+    entries: list[dict[str, Any]] = []
     for of_set, of_runs, of_repeats in zip(sets, runs, repeats, strict=True):
         lengths = Counter(len(run.curve.steps) for run in of_runs if isinstance(run, Log))
         for run, repeat in zip(of_runs, of_repeats, strict=True):
