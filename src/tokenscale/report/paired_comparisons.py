@@ -285,14 +285,15 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
 
     A group has all factors but the approach in common, at the smallest world size that both have.
     Factors of the Parquet store are those of the approach that is compared; its baseline reads
-    none.
+    none. Runs of other programs, which may call anything an approach, are in no such pair.
     """
     refusals = comparability.refusals(runs, factor="approach")
     refused = differences(refusals)
     names = runs.set_index("run_id")["cell"]
+    of_others = runs["external"].fillna(False).astype(bool)
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
     for row in throughput[
-        throughput["run_id"].isin(set(runs["run_id"]) - refused.keys())
+        throughput["run_id"].isin(set(runs.loc[~of_others, "run_id"]) - refused.keys())
     ].itertuples():
         cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)
         cells.setdefault(cell, {})[row.repeat] = row.run_id, row.useful_tokens_per_s
