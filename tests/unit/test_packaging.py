@@ -283,6 +283,7 @@ GROUPS = {
     "runs.records.external runs.records.provenance runs.launch.failure_hints": "torch pyarrow pydantic",
     "cli.train.command": "torch pydantic yaml snakemake duckdb tokenizers mistral_common",
     "costs.flops runs.records.events cli.main": "torch numpy pydantic",
+    "cli.judge report.run_sets report.build": "torch transformers snakemake tokenizers",
     "analysis.trackers cli.track": "torch pydantic pandas tensorboard mlflow wandb",
 }
 
