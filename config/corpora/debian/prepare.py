@@ -9,7 +9,7 @@ sources have today, and packages.json names them.
 
 A document is a section: of a manual by its headings, of code by its top-level definitions. Sections
 are joined to at least 400 characters. Equal documents are kept once. Documents are in the order of
-their hashes, so that every part of the corpus is a fair sample of it.
+a hash, so that every part of the corpus is a fair sample of it.
 """
 
 import argparse
@@ -119,9 +119,7 @@ def split_page(text: str) -> Iterator[str]:
 #: Debian's name → what is read; linux-source-6.1 has its text in a tar file (`read_linux`)
 PACKAGES = {
     "linux-doc-6.1": Package("6.1.192-3", "prose", "**/Documentation/**/*.gz", split_headings),
-    "python3.11-doc": Package(
-        "3.11.2-6+deb12u9", "prose", "**/_sources/**/*.txt", split_headings
-    ),
+    "python3.11-doc": Package("3.11.2-6+deb12u9", "prose", "**/_sources/**/*.txt", split_headings),
     "git-doc": Package("1:2.39.5-0+deb12u3", "prose", "**/*.txt", split_headings),
     "debian-policy": Package("4.6.2.0", "prose", "**/*.txt", split_headings),
     "postgresql-doc-15": Package("15.20-0+deb12u1", "prose", "**/*.html", split_page),
@@ -134,9 +132,7 @@ PACKAGES = {
     "libpython3.11-stdlib": Package("3.11.2-6+deb12u9", "code", "**/*.py", split_definitions),
     "python3-sympy": Package("1.11.1-1", "code", "**/*.py", split_definitions),
     "python3-django": Package("3:3.2.25-0+deb12u7", "code", "**/*.py", split_definitions),
-    "libreoffice-help-ja": Package(
-        "4:7.4.7-1+deb12u14", "japanese", "**/ja/**/*.html", split_page
-    ),
+    "libreoffice-help-ja": Package("4:7.4.7-1+deb12u14", "japanese", "**/ja/**/*.html", split_page),
     "debian-reference-ja": Package("2.100", "japanese", "**/*.html", split_page),
     "manpages-ja": Package(
         "0.5.0.0.20221215+dfsg-1", "japanese", "**/man/ja/**/*.gz", split_manual
@@ -239,7 +235,7 @@ def main() -> None:
             subprocess.run(["dpkg-deb", "--extract", str(file), str(root)], check=True)
             for text in read_package(name, root=root):
                 read += 1
-                digest = hashlib.sha256(text.encode()).digest()
+                digest = hashlib.blake2b(text.encode()).digest()
                 documents.setdefault(digest, (text, package.kind, name))
     options.folder.mkdir(parents=True, exist_ok=True)
     ordered = [documents[digest] for digest in sorted(documents)]
@@ -248,7 +244,10 @@ def main() -> None:
         columns = dict(zip(("text", "kind", "package"), zip(*rows, strict=True), strict=True))
         table = pa.table({column: list(values) for column, values in columns.items()})
         pq.write_table(
-            table, options.folder / f"text-{number}.parquet", compression="zstd", row_group_size=2000
+            table,
+            options.folder / f"text-{number}.parquet",
+            compression="zstd",
+            row_group_size=2000,
         )
     kinds = sorted({kind for _, kind, _ in ordered})
     sizes = {
