@@ -32,7 +32,19 @@ import pyarrow.parquet as pq
 #: shorter sections are joined with the next one
 LEAST_CHARACTERS = 400
 FILES = 8
-LINUX_FOLDERS = "block crypto fs include kernel lib mm net security sound tools".split()
+LINUX_FOLDERS = [
+    "block",
+    "crypto",
+    "fs",
+    "include",
+    "kernel",
+    "lib",
+    "mm",
+    "net",
+    "security",
+    "sound",
+    "tools",
+]
 
 
 @dataclass(frozen=True)
