@@ -116,7 +116,7 @@ class ConfigFile:
 
     scale: str = option(
         BASE_SCALE,
-        description="overlay of the experiments: demo, workstation, alps, study (source studies)",
+        description="overlay of the experiments: demo, workstation, alps, study (source studies), campaign (real text)",
     )
     experiments: tuple[str, ...] = option(
         ("demo",), description="experiments of the report, named as their files"

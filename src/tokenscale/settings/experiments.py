@@ -59,7 +59,7 @@ DRAWN_ORDERS = 20
 MAX_RUNS = 100_000
 #: scale of an experiment's own settings; other scales are overlays in its file
 BASE_SCALE = "demo"
-SCALES = (BASE_SCALE, "workstation", "alps", "study")
+SCALES = (BASE_SCALE, "workstation", "alps", "study", "campaign")
 
 
 @settings_class
