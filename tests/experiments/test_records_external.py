@@ -339,7 +339,9 @@ def test_flops_that_a_wrapper_inflated_are_named(tmp_path, facts, validity, reas
     assert row["flops_per_token"] == pytest.approx(7.65e9, rel=2e-3)
 
 
-@pytest.mark.parametrize("loop", ["transformers", "accelerate"])
+@pytest.mark.parametrize(
+    "loop", ["transformers", pytest.param("accelerate", marks=pytest.mark.long)]
+)
 def test_loops_of_other_libraries_join(tmp_path, loop):
     pytest.importorskip(loop)
     folder = tmp_path / "runs" / f"external-{loop}-0"

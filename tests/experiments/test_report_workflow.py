@@ -70,6 +70,7 @@ def test_claims_are_printed_and_strict_where_a_sentence_is_relied_on(copy):
     assert copy.planned() == {"build_page": 1, "build_pdf": 1, "build_bundle": 1}
 
 
+@pytest.mark.long
 def test_the_source_studies_have_a_report_of_their_own(copy):
     assert "A paper" in (copy.root / "results/report/index.html").read_text()
     made = {"judge_claims": 1, "build_page": 1, "build_pdf": 1, "build_bundle": 1}

@@ -33,17 +33,12 @@ CHAINS = {
         "one of the ranks",
         "ingest",
         "claims",
-        "page",
-    ),
-    "b": (
-        "everything",
-        "format padded",
-        "one of the ranks",
-        "Snakemake",
         "figure",
+        "page",
         "PDF",
         "bundle",
     ),
+    "b": ("everything", "format padded", "one of the ranks", "Snakemake"),
 }
 #: in which stage Snakemake is killed, alone or with all its jobs
 STAGE_OF_WHOLE = {"everything": "tokens", "Snakemake": "tables"}
