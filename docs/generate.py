@@ -128,8 +128,8 @@ def render_files() -> Iterator[tuple[Path, str]]:
     yield replace_generated(evidence / "faults/witnesses.md", f"{render_witnesses(PLANTS)}\n")
     yield Path("docs/messages.txt"), render_messages()
     studies = list_replication_tables(evidence)
-    summary = f"{render_studies(configs, studies)}\n{render_findings(evidence)}"
-    yield replace_generated(Path("docs/source-studies.md"), summary)
+    yield replace_generated(Path("docs/source-studies.md"), render_studies(configs, studies))
+    yield replace_generated(Path("docs/results.md"), render_results(evidence))
     yield replace_generated(evidence / "replication.md", render_replication(studies))
     yield replace_times(Path("docs/development.md"))
     for path in (Path("packages/golden/pyproject.toml"), Path("CITATION.cff")):
@@ -607,7 +607,7 @@ def _format_value(value: object) -> str:
     return f"`{value if isinstance(value, str) and value else canonical_json(value)}`"
 
 
-# -- docs/source-studies.md and evidence/replication.md
+# -- docs/results.md, docs/source-studies.md and evidence/replication.md
 
 #: (study, how many of its figures have which verdict, table of its figures beside ours)
 StudyTable = tuple[str, str, Table]
@@ -629,25 +629,28 @@ def render_studies(configs: Mapping[str, Config], studies: Sequence[StudyTable])
     return markdown(Table(columns, rows))
 
 
-def render_findings(evidence: Path) -> str:
-    """Return a row for each claim that some evidence decides: its words, what the data say, the
-    verdict, and where the data are. Of the inconclusive ones return the number.
+def render_results(evidence: Path) -> str:
+    """Return a row for each claim that some evidence tests: the sentence with its number and
+    interval, the verdict with its reason, and a link to the evidence.
 
     `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in
-    order of their names.
+    order of their names. Inconclusive claims come last.
     """
-    columns = [(name, False) for name in ("claim", "here", "verdict", "evidence")]
+    columns = [(name, False) for name in ("result", "verdict", "evidence")]
     rows = []
-    undecided = 0
+    undecided = []
     for path in sorted(evidence.glob("*/claims.json")):
+        folder = path.parent.name
         for claim in read_claims(path):
-            if claim["verdict"] == INCONCLUSIVE:
-                undecided += 1
-            elif claim["experiment"]:
-                figure = f" ({claim['figure']})" if claim["figure"] else ""
-                verdict = ", ".join(verdict_words(claim))
-                rows.append([claim["claim"] + figure, claim["sentence"], verdict, path.parent.name])
-    return f"{markdown(Table(columns, rows))}\n{undecided} further tests are inconclusive.\n"
+            if not claim["experiment"]:
+                continue
+            place = undecided if claim["verdict"] == INCONCLUSIVE else rows
+            # of several cells, the reason of all of them stands behind their names
+            reason = claim["reason"].rpartition(": ")[2]
+            verdict = ", ".join(filter(None, [*verdict_words(claim), reason]))
+            place.append([claim["sentence"], verdict, folder])
+    table = markdown(Table(columns, [*rows, *undecided]))
+    return re.sub(r"(?m)\| ([\w-]+-\d+) \|$", r"| [\1](../evidence/\1/README.md) |", table)
 
 
 def list_replication_tables(evidence: Path) -> list[StudyTable]:

@@ -135,7 +135,7 @@ def make_project(folder: Path, cells: int, repeats: int) -> None:
         "factors": {"approach": APPROACHES, "optimizer.learning_rate": rates},
         "repeats": repeats,
         "figures": [],
-        "scales": {"workstation": {}, "alps": {}, "study": {}},
+        "scales": {"workstation": {}, "alps": {}, "study": {}, "campaign": {}},
     }
     rate = "SELECT useful_tokens_per_s AS value, run_id, series AS cell FROM throughput"
     claim = {

@@ -32,7 +32,7 @@ left_out:
   - {cells: {approach: token-list, sequence_length: 128}, reason: "-"}
   - {cells: {micro_batch: 2, sequence_length: 128}, reason: "-"}
 repeats: 6
-scales: {workstation: {}, alps: {}, study: {}}
+scales: {workstation: {}, alps: {}, study: {}, campaign: {}}
 """
 
 
@@ -44,7 +44,7 @@ def folder(tmp_path, monkeypatch):
     experiments = tmp_path / "config/experiments"
     experiments.mkdir(parents=True)
     (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
-    every = {"scales": {"workstation": {}, "alps": {}, "study": {}}}
+    every = {"scales": {"workstation": {}, "alps": {}, "study": {}, "campaign": {}}}
     (experiments / "e.yaml").write_text(json.dumps(EXPERIMENT | every))
     (experiments / "mix_up.yaml").write_text(MIX_UP)
     clean = {**EXPERIMENT, **every, "factors": {"precision": ["fp32", "bf16"]}, "repeats": 6}
@@ -63,7 +63,7 @@ def test_an_experiment_is_checked_at_the_scales_that_it_has_and_a_clean_one_is_o
     text = (folder / "config/experiments/clean.yaml").read_text()
     (folder / "config/experiments/clean.yaml").write_text(text.replace('"workstation": {}, ', ""))
     assert main(["check", "clean"]) == 0
-    scales = ("demo", "alps", "study")
+    scales = ("demo", "alps", "study", "campaign")
     assert capsys.readouterr().out.splitlines() == [
         f"{scale:<12} clean: 12 runs" for scale in scales
     ]

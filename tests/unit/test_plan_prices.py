@@ -77,7 +77,7 @@ def write_experiment(project, name, runs=(), **fields):
     experiment = {
         "question": "?",
         "runs": RUNS | dict(runs),
-        "scales": {"workstation": {}, "alps": {}, "study": {}},
+        "scales": {"workstation": {}, "alps": {}, "study": {}, "campaign": {}},
     }
     (project / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment | fields))
 

@@ -223,6 +223,18 @@ def test_a_figure_is_reproduced_where_the_whole_interval_is_within_5_percent():
     assert of_figure(9.0, 9.0, None, **never)[1] == UNDECIDED
 
 
+def test_without_runs_a_figure_of_a_training_needs_a_gpu_and_one_of_a_benchmark_is_not_run():
+    figures = replication.load_figures()
+    rows = replication.compare_with_studies([], measured=[])
+    of_trainings = {
+        f"{one.cell}: {one.quantity}"
+        for one in figures
+        if one.experiment not in ("", "storage", "tokenization")
+    }
+    assert {row.verdict for row in rows} == {"needs a GPU", "not run"}
+    assert {row.cell for row in rows if row.verdict == "needs a GPU"} == of_trainings
+
+
 @pytest.mark.parametrize("number", [2.0, 9.0])
 def test_what_is_measured_needs_the_runs_of_an_interval_and_a_count_needs_one(number):
     for n in (1, 3, 5):

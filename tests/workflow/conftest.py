@@ -43,7 +43,7 @@ RUNS = {
     "schedule": {"warmup_steps": 2},
     "validation": {"rows": 4},
 }
-EVERY_SCALE = {"workstation": {}, "alps": {}, "study": {}}
+EVERY_SCALE = {"workstation": {}, "alps": {}, "study": {}, "campaign": {}}
 EXPERIMENTS = {
     "ways": {
         "question": "Do the ways from text to rows differ?",

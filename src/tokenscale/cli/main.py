@@ -190,6 +190,7 @@ GROUPS = {
         "verify": "whether results and reports are what their data produce",
         "diff": "compare two reports cell by cell",
         "trace": "which text was in a step of a run",
+        "judge": "two sets of runs of any trainer: throughput and loss",
         "environment": "the packages of a report or a run, as requirements for pip",
     },
     "trainers and machines": {

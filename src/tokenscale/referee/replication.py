@@ -19,8 +19,17 @@ from tokenscale.referee.claims import CONTRADICTED, SUPPORTED, ClaimTables, form
 from tokenscale.settings.claims import ClaimsFile
 
 FILES = ("published/studies.csv", "replication.sql")
-VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
-SAME, DIRECTION, UNDECIDED, OTHER, NOT_RUN = VERDICTS
+VERDICTS = (
+    "reproduced",
+    "direction only",
+    "not decided",
+    "not reproduced",
+    "needs a GPU",
+    "not run",
+)
+SAME, DIRECTION, UNDECIDED, OTHER, NEEDS_GPU, NOT_RUN = VERDICTS
+#: verdicts on figures that no run here has
+WITHOUT_NUMBER = (NEEDS_GPU, NOT_RUN)
 #: quantities that are counted: one run suffices. All others are measured and need an interval
 COUNTS = (
     "useful share %",
@@ -189,7 +198,9 @@ def _compare_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
         corrected=corrected or "–",
     )
     if ours is None:
-        return row
+        # the studies' own cells have models of 124 million to 8 billion parameters
+        is_of_runs = bool(figure.experiment) and figure.quantity not in OF_BENCHMARKS
+        return replace(row, verdict=NEEDS_GPU) if is_of_runs else row
     number, low, high = _read_spread(ours)
     runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
     text = f"{_format_figure(number)} ({ours['experiment']} at {ours['scale']}{runs})"

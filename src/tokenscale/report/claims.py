@@ -62,7 +62,7 @@ def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, 
     for study in dict.fromkeys(row.study for row in rows):
         of = sorted(
             (row for row in rows if row.study == study),
-            key=lambda row: row.verdict == replication.NOT_RUN,
+            key=lambda row: row.verdict in replication.WITHOUT_NUMBER,
         )
         verdicts = Counter(row.verdict for row in of)
         counts = ", ".join(

@@ -247,7 +247,7 @@ def _build_claims(
         "untested": len(rows) - len(tested),
         "file": Path(os.path.relpath(path, output.parent)).as_posix(),
         "replication": judged.replication_tables(
-            row for row in figures if row.verdict != replication.NOT_RUN
+            row for row in figures if row.verdict not in replication.WITHOUT_NUMBER
         ),
     }
 
