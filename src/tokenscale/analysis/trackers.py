@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenscale.analysis.measures import Facts, Point, read_facts, read_points
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import lock_folder
+from tokenscale.base.files import lock_folder, remove_tree
 from tokenscale.runs.records.provenance import read_sealed
 
 #: name of the experiment in MLflow, of the project in Weights & Biases
@@ -212,7 +212,7 @@ class Wandb:
             os.environ.setdefault(f"WANDB_{kind}_DIR", str((run_folder / "wandb").resolve()))
         import wandb
 
-        shutil.rmtree(run_folder / "wandb", ignore_errors=True)
+        remove_tree(run_folder / "wandb")
         (run_folder / "wandb").mkdir(parents=True)
         # nothing of this process's commit, code and machine: the run's are in the config
         off = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta", "silent")

@@ -19,7 +19,14 @@ from typing import Any
 
 from tokenscale.arms.prepared import ARMS, python_of, source_of
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import lock_folder, read_json, sha256_text, write_json, write_sealed
+from tokenscale.base.files import (
+    lock_folder,
+    read_json,
+    remove_tree,
+    sha256_text,
+    write_json,
+    write_sealed,
+)
 from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.yaml_files import read_yaml
 
@@ -191,7 +198,7 @@ def _fetch(arm: Arm, folder: Path, log: Callable[[str], object]) -> dict[str, st
     stamp = folder.parent / "source.json"
     if folder.is_dir() and stamp.is_file() and read_json(stamp) == repository:
         return repository
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     url = str((Path(bundles) / f"{arm.name}.bundle").resolve()) if bundles else repository["url"]
     log(f"{arm.name}: fetching {repository['url'] if not bundles else f'{arm.name}.bundle'}")
     _run(["git", "init", "--quiet", folder])

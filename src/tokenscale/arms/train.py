@@ -27,7 +27,15 @@ from safetensors.torch import save_file
 from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import REPLACE, get_boot_id, open_file, read_json, write_json, write_text
+from tokenscale.base.files import (
+    REPLACE,
+    get_boot_id,
+    open_file,
+    read_json,
+    remove_tree,
+    write_json,
+    write_text,
+)
 from tokenscale.costs.schedule import learning_rate
 from tokenscale.data.batches.batch import Batches, Inputs
 from tokenscale.data.batches.open import open_batches
@@ -80,7 +88,7 @@ def write_contract(
     of its tokens, useful_tokens, total_tokens, order_digest and learning_rate. Raises UserError for
     a batch with labels that do not count, which other trainers cannot ignore.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     (folder / "work").mkdir(parents=True)
     steps = steps or run.budget.steps
     shape = run.model.with_vocabulary(batches.vocabulary_size).with_positions(run.sequence_length)
@@ -488,7 +496,7 @@ def _seal(
         )
     for rank in ranks:
         for name in ("weights", "work", "lib"):  # of the inputs, the contract and the log are kept
-            shutil.rmtree(rank / name, ignore_errors=True)
+            remove_tree(rank / name)
         (rank / "tokens.npy").unlink(missing_ok=True)
     provenance.seal_record(
         directory, record=state, outcome=outcome | {"logs": records.log_hashes(directory)}

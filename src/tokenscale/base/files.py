@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -169,6 +170,12 @@ def remove_manifest(path: Path) -> None:
     if path.exists():
         path.unlink()
         sync(path.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder as far as the system lets it: what is left of it does no harm."""
+    with suppress(OSError):  # rmtree raises that of a descriptor which cannot be closed
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def move_files(building: Path, directory: Path, names: list[str]) -> None:

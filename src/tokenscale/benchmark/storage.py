@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file, write_sealed
+from tokenscale.base.files import remove_tree, sha256_file, write_sealed
 from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
@@ -142,7 +142,7 @@ def measure(
                     )
                 records.append({"round": number, **record})
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
     result = {
         "schema": VERSION,
         "benchmark": "storage",
@@ -175,7 +175,7 @@ def _measure_store(
     rows.
     """
     where = folder / store.directory
-    shutil.rmtree(where, ignore_errors=True)
+    remove_tree(where)
     start = time.perf_counter()
     manifest = load_writer(store.format)(store, tokenized, where)
     write_s = time.perf_counter() - start

@@ -4,7 +4,6 @@ litdata and MosaicML.
 
 import argparse
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import lock_folder, read_json, sha256_file
+from tokenscale.base.files import lock_folder, read_json, remove_tree, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign import reframe
@@ -650,11 +649,11 @@ def _lock_target(goal: Target) -> Iterator[None]:
             yield
         except BaseException:
             if new and not (path / ".building").exists():
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
             raise
         finally:
             if goal.single:
-                shutil.rmtree(place, ignore_errors=True)
+                remove_tree(place)
 
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:

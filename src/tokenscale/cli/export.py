@@ -4,7 +4,6 @@ torch.distributed.checkpoint loads.
 
 import argparse
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, read_json, sync, sync_tree, write_json
+from tokenscale.base.files import atomic, read_json, remove_tree, sync, sync_tree, write_json
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.huggingface import export_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -100,7 +99,7 @@ def export(
     vocabulary = shape.resolved_vocabulary_size
     folder = _find_tokenizer(checkpoint, stated=tokenizer, vocabulary=vocabulary)
     partial = output.with_name(output.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
+    remove_tree(partial)
     partial.mkdir(parents=True)
     try:
         ids = {}
@@ -141,7 +140,7 @@ def export(
         partial.rename(output)
         sync(output.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
     log(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")
     if folder is None:
         why = (

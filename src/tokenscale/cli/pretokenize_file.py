@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import lock_folder, sync, sync_tree
+from tokenscale.base.files import lock_folder, remove_tree, sync, sync_tree
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_texts
@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace) -> None:
                     tokenizer=tokenizer,
                 )
             finally:
-                shutil.rmtree(aside, ignore_errors=True)
+                remove_tree(aside)
     except BaseException:
         if new and directory.is_dir() and not any(directory.iterdir()):
             directory.rmdir()
@@ -239,7 +239,7 @@ def _copy_tokenizer(folder: Path, kept: Path) -> Path:
         kept = kept.with_name(f"{kept.name}-{sha256[:6]}")
     if not (kept / "manifest.json").is_file():
         partial = kept.with_name(f".{kept.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
         shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(".lock"))
         sync_tree(partial)
         partial.rename(kept)

@@ -35,6 +35,7 @@ from tokenscale.base.files import (
     check_types,
     is_sealed,
     read_json,
+    remove_tree,
     report_malformed,
     sync,
     write_json,
@@ -154,7 +155,7 @@ def commit(
     )
     if folder.exists():  # an older one of the same name, such as `best`
         old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
         folder.rename(old)
         partial.rename(folder)
         sync(folder.parent)

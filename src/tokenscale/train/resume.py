@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sync_tree
+from tokenscale.base.files import remove_tree, sync_tree
 from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings, find_difference
 from tokenscale.train.checkpoint import (
@@ -80,7 +80,7 @@ class Checkpoints:
             except UserError as error:
                 aside = folder.with_name(folder.name + DAMAGED)
                 print(f"{error.render()}\n  so      it is put aside as {aside.name}", flush=True)
-                shutil.rmtree(aside, ignore_errors=True)
+                remove_tree(aside)
                 folder.rename(aside)
                 continue
             if found.record.get("digest") == self._record.get("digest"):
@@ -173,7 +173,7 @@ class Checkpoints:
         folder = self.folder / name
         record = {**self._record, "kind": kind, "best_validation_loss": self.best, **facts}
         if self._world.rank == 0:
-            shutil.rmtree(partial_of(folder), ignore_errors=True)  # of an attempt that was killed
+            remove_tree(partial_of(folder))  # of an attempt that was killed
         self._world.barrier()
         if not self.settings.asynchronous:
             self._write(folder, state, record, began)
@@ -201,7 +201,7 @@ class Checkpoints:
         for folder in self.folder.glob("*"):
             state = folder.name.startswith("step=") and not self.settings.keep_resume_state
             if state or folder.name.endswith((PARTIAL, DAMAGED, ".old")):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
@@ -234,7 +234,7 @@ class Checkpoints:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         self.seconds.append((folder.name, size, time.monotonic() - began))
         for old in self._states()[: -self.settings.keep_last]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(old)
 
     def _states(self) -> list[Path]:
         found = [

@@ -6,7 +6,6 @@ rules.
 """
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
+from tokenscale.base.files import canonical_json, read_json, remove_tree, sha256_file, write_text
 from tokenscale.base.wording import format_duration
 from tokenscale.cli.library_weights import count_library_weights
 from tokenscale.cli.main import load_command
@@ -238,7 +237,7 @@ def call(command: str, *words: str, output: Path) -> Path:
     except BaseException as error:
         # another process may have begun meanwhile
         if new and "lock" not in getattr(error, "facts", ()):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         if isinstance(error, UserError):
             raise reword_for_flags(error) from None
         raise

@@ -11,7 +11,6 @@ import importlib
 import math
 import platform
 import re
-import shutil
 import sys
 import time
 import unicodedata
@@ -35,6 +34,7 @@ from tokenscale.base.files import (
     move_files,
     naming,
     remove_manifest,
+    remove_tree,
     sha256_file,
     sha256_text,
     utc_now,
@@ -309,12 +309,12 @@ def build_from(
 def building_folder(directory: Path) -> Iterator[Path]:
     """Make an empty folder in `directory` for what is being built, and remove it afterwards."""
     building = directory / ".building"
-    shutil.rmtree(building, ignore_errors=True)
+    remove_tree(building)
     building.mkdir(parents=True)
     try:
         yield building
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        remove_tree(building)
 
 
 def describe_corpus(
@@ -508,7 +508,7 @@ def replace_files(building: Path, directory: Path, names: list[str], parts: int 
         if path.suffix in (".parquet", ".documents"):
             path.unlink()
     for folder in ("deduplicated", *(["parts"] if parts == 1 else [])):
-        shutil.rmtree(directory / folder, ignore_errors=True)
+        remove_tree(directory / folder)
     remove_surplus_parts(directory, parts)
     move_files(building, directory, names=names)
 

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,6 +20,7 @@ from tokenscale.base.files import (
     check_types,
     read_manifest_file,
     remove_manifest,
+    remove_tree,
     report_malformed,
     sync_tree,
     write_sealed,
@@ -89,7 +89,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     text = RawText(directory, split="train")
     path = records_manifest(directory)
     remove_manifest(path)
-    shutil.rmtree(path.parent, ignore_errors=True)
+    remove_tree(path.parent)
     path.parent.mkdir(parents=True)
     files = list(
         map_processes(

@@ -9,7 +9,6 @@ and shuffled within each part, so that its rows differ.
 """
 
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
@@ -26,6 +25,7 @@ from tokenscale.base.files import (
     move_files,
     read_record,
     remove_manifest,
+    remove_tree,
     sha256_file,
     utc_now,
     write_sealed,
@@ -191,13 +191,13 @@ def open_store_writer(
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / (f".{single.name}.building" if single else ".building")
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed writer
+    remove_tree(folder)  # of a killed writer
     folder.mkdir()
     writer = StoreWriter(store=store, documents=documents, folder=folder)
     try:
         yield writer
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         raise
     if writer.manifest is None:
         raise RuntimeError("a format's writer ended without finish()")
@@ -205,9 +205,9 @@ def open_store_writer(
     remove_manifest(manifest)
     if single is None:
         _remove_data(directory, keep=names)
-        shutil.rmtree(directory / "parts", ignore_errors=True)  # of an earlier store in parts
+        remove_tree(directory / "parts")  # of an earlier store in parts
     move_files(folder, directory, names=sorted(names))
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     command = single.command if single else documents.origin.command
     write_build_record(
         manifest,
@@ -377,7 +377,7 @@ def write_empty_part(
     them than parts.
     """
     directory = Path(directory)
-    shutil.rmtree(directory / ".building", ignore_errors=True)
+    remove_tree(directory / ".building")
     directory.mkdir(parents=True, exist_ok=True)
     remove_manifest(directory / "manifest.json")
     _remove_data(directory)  # of an earlier part with documents

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import REPLACE, open_file, read_json, write_arguments
+from tokenscale.base.files import REPLACE, open_file, read_json, remove_tree, write_arguments
 from tokenscale.base.wording import format_bytes
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import largest_memory, memory
@@ -488,7 +488,7 @@ def open_run(
                 else ()
             ):
                 # the run may have been killed before it did so itself
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
         yield identity, attempt, held
 
 

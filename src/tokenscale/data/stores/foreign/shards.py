@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from tokenscale.base.files import (
     check_relative_path,
     check_types,
     read_json,
+    remove_tree,
     report_malformed,
     sha256_file,
     sync,
@@ -666,7 +666,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
     failure.
     """
     building = path.with_name(f".{path.name}.{os.getpid()}.building")
-    shutil.rmtree(building, ignore_errors=True)
+    remove_tree(building)
     building.mkdir(parents=True)
     try:
         yield building
@@ -676,9 +676,9 @@ def replace_folder(path: Path) -> Iterator[Path]:
             path.rename(old)
         building.rename(path)
         sync(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        remove_tree(building)
 
 
 def split_shards(
