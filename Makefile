@@ -27,8 +27,11 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml $(wildcard packages/*/pyproje
 PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
 PIP = $(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS)
-# setuptools goes first: what is built afterwards takes it from the lock, not what the index has at that moment
-BUILD_TOOLS = sed -n '/^setuptools==/,/[^\\]$$/p' $(LOCK)
+# setuptools goes first: what is built afterwards takes it from the lock, not what the index has at that moment. With it
+# uv, which downloads many packages at once; pip does that where uv cannot, and where PIP_ARGS name the only index
+BUILD_TOOLS = sed -n '/^\(setuptools\|uv\)==/,/[^\\]$$/p' $(LOCK)
+LOCKED = --require-hashes --no-deps --no-build-isolation -r $(LOCK)
+UV = $(if $(filter -i --index-url --index-url=% --no-index,$(PIP_ARGS)),,$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python $(LOCKED) ||)
 VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint locks/constraints.txt)
 # Python 3's minor versions in pyproject.toml: from the first, below the second
 MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
@@ -115,7 +118,7 @@ $(READY):
 	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" $$(($(word 2,$(MINORS)) - 1)) "$$next" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),$(BUILD_TOOLS) | $(PIP) --require-hashes --no-deps -r /dev/stdin)
-	$(if $(LOCK),$(PIP) --require-hashes --no-deps --no-build-isolation --use-pep517 -r $(LOCK))
+	$(if $(LOCK),$(UV) $(PIP) --use-pep517 $(LOCKED))
 	$(if $(LOCK),$(PIP) -r locks/constraints.txt)
 	$(if $(LOCK),$(PIP) --no-deps --no-build-isolation -e packages/golden -e .)
 	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")

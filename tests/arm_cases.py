@@ -158,7 +158,7 @@ FAULTS = [
         "model.py",
         "logits = self.lm_head(x)",
         "logits = self.lm_head(x) / 2",
-        r"logits are changed.*0\.5",
+        r"factor of the logits.*0\.5",
     ),
     Case("dropout 0.1", NANO, "train.py", "dropout = 0.0 #", "dropout = 0.1 #", r"dropout"),
     # nanoGPT: loss and batches
@@ -346,7 +346,7 @@ FAULTS = [
         ADAPTER,
         "parallel_residual=False,",
         "parallel_residual=False, final_logit_softcapping=5.0,",
-        r"logits are changed",
+        r"soft cap of the logits.*5",
     ),
     Case(
         "bfloat16",

@@ -8,6 +8,7 @@ they are planted in.
 # ruff: noqa: E501
 
 import os
+import random
 import re
 import shutil
 import sys
@@ -406,7 +407,7 @@ FAULTS = [
         L,
         'getattr(logits, "logits", logits)',
         'getattr(logits, "logits", logits) / 2',
-        "logits.*0.5",
+        "factor of the logits.*0.5",
     ),
     Case(
         "z-loss added",
@@ -746,7 +747,7 @@ HELD_OUT = [
         M,
         "frequencies = model.rope_theta **",
         "frequencies = 12345.0 **",
-        r"blocks\.0\.attention",
+        r"rope base of blocks\.0\.attention.* 500000 in A, 12345 in B",
     ),
     Case(
         "warm-up from zero",
@@ -766,7 +767,7 @@ HELD_OUT = [
             '~(one, two), count = group["betas"], state["step"]~(one, two), count = (0.8, 0.95), '
             'state["step"]'
         ),
-        "betas",
+        "beta1 of all parameters: as stated in A, 0.8 in B",
     ),
     Case(
         "gradients times 1.01 behind clipping",
@@ -820,6 +821,81 @@ HELD_OUT = [
         r"weight decay of model\.layers\.2\.mlp",
     ),
 ]
+
+#: name of a number → (model, what is edited, old, new with {value} of it, least and most that is
+#: drawn, how its cause begins)
+NUMBERS = {
+    "rope base": (
+        *(OURS_LLAMA, M, "frequencies = model.rope_theta **", "frequencies = {value} **"),
+        *(1e2, 1e7, r"rope base of blocks\.0\.attention"),
+    ),
+    "norm epsilon": (
+        *(OURS_LLAMA, M, "self.epsilon = epsilon", "self.epsilon = {value}"),
+        *(1e-6, 1e-2, "norm epsilon of blocks"),
+    ),
+    "scale of the scores": (
+        *(GPT2, M, "self.scaling = self.head_dim**-0.5", "self.scaling = {value}"),
+        *(0.05, 5.0, "scale of the scores"),
+    ),
+    "soft cap": (
+        *(OURS_LLAMA, L, 'getattr(logits, "logits", logits)'),
+        '{value} * torch.tanh(getattr(logits, "logits", logits) / {value})',
+        *(2.0, 50.0, "soft cap of the logits"),
+    ),
+    "factor of the logits": (
+        *(GPT2, L, 'getattr(logits, "logits", logits)'),
+        'getattr(logits, "logits", logits) * {value}',
+        *(0.1, 10.0, "factor of the logits"),
+    ),
+    "weight of a z-loss": (
+        *(LLAMA, L, "/ MICRO_BATCHES\n"),
+        (
+            "/ MICRO_BATCHES\n            loss = loss + {value} * logits.logsumexp(-1)"
+            "[labels[rows] >= 0].square().mean() / MICRO_BATCHES\n"
+        ),
+        *(1e-5, 1e-2, "z-loss"),
+    ),
+    "beta1": (
+        *(
+            LLAMA,
+            L,
+            ADAMW,
+            PLAIN + '~(one, two), count = group["betas"]~one, two, count = {value}, 0.95',
+        ),
+        *(0.5, 0.99, "beta1 of"),
+    ),
+    "beta2": (
+        *(
+            GPT2,
+            L,
+            ADAMW,
+            PLAIN + '~(one, two), count = group["betas"]~one, two, count = 0.9, {value}',
+        ),
+        *(0.5, 0.999, "beta2 of"),
+    ),
+    "epsilon of the optimizer": (
+        *(LLAMA, L, ADAMW, PLAIN + '~+ group["eps"]~+ {value}'),
+        *(1e-6, 1e-2, "size of epsilon"),
+    ),
+    "learning rate": (
+        *(GPT2, L, ADAMW),
+        PLAIN
+        + (
+            "~        for group in self.param_groups:~        for group in self.param_groups:"
+            '\n            group = group | {"lr": group["lr"] * {value}}'
+        ),
+        *(0.5, 2.0, "learning rate"),
+    ),
+}
+
+
+def draw_number(name: str, seed: int) -> tuple[Case, float]:
+    """Return a case with a number of three digits that no file names, and the number."""
+    model, where, old, new, least, most, begins = NUMBERS[name]
+    pick = random.Random(f"{name} {seed}")
+    value = float(f"{least * (most / least) ** pick.random():.3g}")
+    new = new.replace("{value}", repr(value))
+    return Case(f"{name} {value:g}", model, where, old, new, begins), value
 
 
 def edit(text: str, case: Case, where: str) -> str:

@@ -17,7 +17,6 @@ from tokenscale.base.files import sha256_file, write_json
 from tokenscale.report import save, summary
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.provenance import seal_record
-from tokenscale.settings.config import Config
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
@@ -121,8 +120,6 @@ def test_an_attempt_has_one_writer_and_the_next_one_is_named(tmp_path):
             pass
     with pytest.raises(UserError, match="attempt=01"):
         ExternalRun(tmp_path / "external-a", **FACTS, attempt=1)
-    with pytest.raises(UserError, match="the prefix of external runs"):
-        ExternalRun(tmp_path / "mine", **FACTS)
 
 
 def test_scalars_of_other_libraries_are_numbers_and_a_cpu_is_one_however_it_is_written(tmp_path):
@@ -340,37 +337,6 @@ def test_flops_that_a_wrapper_inflated_are_named(tmp_path, facts, validity, reas
         reason in row["reasons"] if reason else not row["reasons"]
     )
     assert row["flops_per_token"] == pytest.approx(7.65e9, rel=2e-3)
-
-
-def test_an_experiment_lists_the_runs_whose_logs_are_there(tmp_path):
-    for name in ("external-b-1", "external-b-0", "external-c"):
-        train(tmp_path / "results/runs" / name)
-    (tmp_path / "results/runs/external-b-2").mkdir()  # nothing logged yet
-    corpora = {"a": {"source": {"kind": "docstrings"}}}
-    values = {"scale": "demo", "experiments": ["one"], "corpora": corpora}
-    values |= {"tokenizers": {"b": {"kind": "bpe", "corpus": "a", "vocabulary_size": 300}}}
-
-    def runs(*external):
-        experiment = {
-            "question": "Which?",
-            "runs": {"corpus": "a", "tokenizer": "b"},
-            "figures": [],
-        }
-        write_json(tmp_path / "config/experiments/one.yaml", experiment | {"external": external})
-        return Config(values, root=tmp_path).table("one")["runs"]
-
-    (tmp_path / "config/experiments").mkdir(parents=True)
-    cell = {"approach": "Trainer"}
-    assert runs({"runs": "external-b-*", "cell": cell}, {"runs": "external-c"})[-3:] == [
-        {"run_id": "external-b-0", "external": True, "cell": cell, "repeat": 0},
-        {"run_id": "external-b-1", "external": True, "cell": cell, "repeat": 1},
-        {"run_id": "external-c", "external": True, "cell": {}, "repeat": 0},
-    ]
-    for pattern in ("packed-*", "external-../x", "*"):
-        with pytest.raises(UserError, match="name or pattern of folders that begin with"):
-            runs({"runs": pattern})
-    with pytest.raises(UserError, match="two patterns match the same run"):
-        runs({"runs": "external-*"}, {"runs": "external-b-0"})
 
 
 @pytest.mark.parametrize("loop", ["transformers", "accelerate"])

@@ -3,8 +3,8 @@ import shutil
 
 import pytest
 
-from tests.workflow.conftest import CLAIMS, EXPERIMENTS
-from tests.workflow.jobs import BOTH, RANKS, changed
+from tests.workflow.conftest import CLAIMS
+from tests.workflow.jobs import BOTH, changed
 from tokenscale.base.files import canonical_json
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
@@ -54,29 +54,6 @@ def test_a_report_of_nothing_says_so(fresh):
     assert (
         not (fresh.root / "results/runs").exists() and not (fresh.root / "results/tokens").exists()
     )
-
-
-def test_a_run_dropped_in_rebuilds_what_reads_it_and_trains_nothing(copy):
-    """Another program's log, put into the folder of runs: first one that an experiment names, then
-    its new content.
-    """
-    source = copy.root / "results/runs" / runs_of(copy, "ranks")[0]
-    dropped = copy.root / "results/runs/external-loop-0"
-    shutil.copytree(source, dropped)
-    (dropped / "done.json").unlink()
-    record = json.loads((dropped / "run.json").read_text())
-    record = {k: v for k, v in record.items() if k != "seal"} | {"run_id": dropped.name}
-    (dropped / "run.json").write_text(canonical_json(record))
-    assert copy.planned() == {}, "no experiment names it"
-    experiment = EXPERIMENTS["ranks"] | {"external": [{"runs": "external-loop-*"}]}
-    (copy.root / "config/experiments/ranks.yaml").write_text(json.dumps(experiment))
-    assert copy.planned() == {"run_table": 1} | RANKS
-    copy.snakemake("--cores", "2")
-    assert "external-loop-0" in (copy.root / "results/report/ranks.html").read_text()
-    assert "external-loop-0" not in (copy.root / "results/report/ways.html").read_text()
-    assert copy.planned() == {}
-    (dropped / "run.json").write_text(canonical_json(record | {"note": "copied in again"}))
-    assert copy.planned() == RANKS
 
 
 def test_claims_are_printed_and_strict_where_a_sentence_is_relied_on(copy):

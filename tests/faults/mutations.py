@@ -252,7 +252,7 @@ GUARDS = {
     ),
     "memory that is full is told": Guard(
         "cli/main.py",
-        "    return _translate_memory_error(error, number) or _translate_fault(number, facts)\n",
+        "    return _translate_memory_error(error, number, path) or _translate_fault(number, facts)\n",
         "    return None\n",
         "tests/faults/test_memory.py",
     ),

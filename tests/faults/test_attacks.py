@@ -4,6 +4,8 @@ Each is refused, or does what the name says within the folder; nothing outside o
 -m tests.faults.test_attacks` prints the table.
 """
 
+import gzip
+import hashlib
 import itertools
 import json
 import lzma
@@ -12,12 +14,14 @@ import shutil
 import sys
 import tempfile
 import unicodedata
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import gigatoken
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +39,7 @@ from tokenscale.benchmark import studies
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.data.batches.trace import find_origins
+from tokenscale.data.corpus import download, files
 from tokenscale.data.corpus.parts import build_part, merge_parts
 from tokenscale.data.corpus.raw_text import RawText, write_text_records
 from tokenscale.data.parts import part_folder
@@ -42,6 +47,8 @@ from tokenscale.data.stores.lengths import LengthsStore
 from tokenscale.data.stores.manifest import open_records, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.writing import merge_store, write_store
+from tokenscale.data.tokenizers import backends
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.report import packed_logs, page, save, style
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings
 from tokenscale.train import checkpoint_models
@@ -164,9 +171,29 @@ def unpack_into(root: Path, name: str) -> None:
     packed_logs.restore(archive, root)
 
 
+def download_into(root: Path, name: str) -> None:
+    """A bucket with an object of this name."""
+
+    def fetch(source: SourceSettings, name: str, part: Path, resumable: bool) -> bool:
+        part.write_text("written")
+        return True
+
+    source = SourceSettings(kind="hub", repository="a/b", revision="c", files=("*",))
+    corpus = CorpusSettings(name="x", source=source)
+    kinds = {"hub": (lambda source, files, recorded: dict.fromkeys(files and [name], name), fetch)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "DOWNLOADS", kinds)
+        download.fetch_corpus(corpus, root)
+
+
 #: `results` itself may be a link of the user's, to another disk
-ROOT_PARTS = {"name": 0, "plan of a bucket": 1, "archive": 0}
-DOORS = {"name": write_below, "plan of a bucket": fetch_into, "archive": unpack_into}
+ROOT_PARTS = {"name": 0, "plan of a bucket": 1, "archive": 0, "download": 0}
+DOORS = {
+    "name": write_below,
+    "plan of a bucket": fetch_into,
+    "archive": unpack_into,
+    "download": download_into,
+}
 
 
 def attack_path(door: str, number: int, folder: Path) -> str:
@@ -185,7 +212,9 @@ def attack_path(door: str, number: int, folder: Path) -> str:
     assert contents(outside) == before, name
     assert {path.name for path in folder.iterdir()} <= around, name
     written = [
-        path for path in root.rglob("*") if path.is_file() and path.read_bytes() == b"written"
+        path
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix != ".part" and path.read_bytes() == b"written"
     ]
     assert all(path.resolve().is_relative_to(root.resolve()) for path in written), name
     assert bool(written) is (found == "done"), name
@@ -352,6 +381,36 @@ def read_records(folder: Path) -> object:
     return records.lengths().tolist(), records.read(3).tolist()
 
 
+def read_tokenizer(folder: Path) -> object:
+    tokenizer = load_tokenizer(folder)
+    ids, _ = tokenizer.encode(["a cab"])
+    return ids.tolist(), tokenizer.decode(ids), tokenizer.unknown_id
+
+
+def read_downloads(folder: Path) -> object:
+    files.describe_downloads(DOWNLOADED, folder)
+    return list(files.documents(DOWNLOADED, folder))
+
+
+DOWNLOADED = SourceSettings(kind="url", files=("https://example.org/a",))
+TEXTS = {
+    "sub/a.jsonl": b'{"text": "mine"}\n',
+    "b.txt.gz": gzip.compress(b"mine", 0, mtime=0),
+    "c.txt": b"mine",
+}
+
+
+def write_downloads(lab: Lab, folder: Path) -> Path:
+    entries = []
+    for name, content in TEXTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        entries.append({"name": name, "bytes": len(content), "sha256": sha256})
+    write_sealed(folder / "manifest.json", {"kind": "url", "files": entries})
+    return folder
+
+
 def read_study(folder: Path) -> object:
     return studies._read_table(folder).to_pylist()
 
@@ -428,6 +487,8 @@ CHECKED: dict[str, tuple[Maker, Callable[[Path], object]]] = {
     "documents of packed": (store_of("packed-sequence_length=32"), read_chunks),
     "lengths": (store_of("lengths"), read_lengths),
     "records of a store": (store_of("token-list"), read_records),
+    "tokenizer": (lambda lab, folder: lab.tokenizer, read_tokenizer),
+    "downloads": (write_downloads, read_downloads),
     "studies": (store_of("padded-sequence_length=32"), read_study),
     "figure": (write_figure, show_figure),
     "parts of a corpus": (write_corpus_parts, merge_corpus),
@@ -438,7 +499,7 @@ EACH = {"parts of a corpus": 12}
 #: no hash proves their files, only the checksums inside: another file of the same form is as good
 UNPROVEN = ("records of a corpus", "records of a store", "studies")
 #: files that readers read
-READ = (*TABLES, ".npy", ".bin", ".svg")
+READ = (*TABLES, *TEXTS, ".npy", ".bin", ".svg", "tokenizer.json")
 #: how libraries open files, which Python does not see
 OPENERS = ((pq, "ParquetFile"), (pq, "read_table"))
 
@@ -451,6 +512,15 @@ def write_twin(file: Path, twin: Path) -> None:
         return
     if file.suffix == ".svg":
         twin.write_bytes(content.replace(b"10 10", b"20 20"))
+        return
+    if file.suffix == ".gz":
+        twin.write_bytes(gzip.compress(b"your", 0, mtime=0))
+        return
+    if file.suffix in (".jsonl", ".txt"):
+        twin.write_bytes(content.replace(b"mine", b"your"))
+        return
+    if file.suffix == ".json":  # two letters exchange their ids
+        twin.write_bytes(content.replace(b'"a":', b'"?":').replace(b'"b":', b'"a":'))
         return
     if file.suffix not in TABLES:
         for at in range(len(content) - 8, 128, -16 if file.name == "tokens.bin" else -len(content)):
@@ -516,7 +586,7 @@ def test_what_is_read_is_the_file_that_was_checked(name, move, lab, tmp_path, mo
     expected = read(folder)
     swaps = 0
     for file in sorted(whole.rglob("*")):
-        if file.suffix not in READ:
+        if not str(file).endswith(READ):
             continue
         write_twin(file, tmp_path / "twin")
         for at in itertools.count(1, EACH.get(name, 1)):
@@ -549,6 +619,25 @@ def test_a_library_gets_the_file_that_was_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_models, "load_file", swap)
     found = checkpoint_models._read_files(tmp_path, hint="")
     assert found["a"].tolist() == list(range(64))
+
+
+def test_a_library_gets_the_ranks_that_were_checked(tmp_path, monkeypatch):
+    """It opens them by a path, too."""
+    lines = [f"{b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)]
+    path = tmp_path / "ranks.tiktoken"
+    path.write_text("".join(lines))
+    listed = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    manifest = {"kind": "tekken", "control_ids": 1000, "file": listed}
+    read = gigatoken.Tokenizer.from_tiktoken
+
+    def swap(name: str, pretokenizer: str) -> object:
+        path.rename(tmp_path / "moved")
+        path.write_text("".join(lines[::-1]))
+        return read(name, pretokenizer=pretokenizer)
+
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_tiktoken", swap)
+    opened = backends.open_engine("gigatoken", tmp_path, manifest)
+    assert opened.encode(["a"])[0].tolist() == [1000 + ord("a")]
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import make_tokenizer
-from tokenscale.base.files import naming
+from tokenscale.base.files import lock_folder, naming
+from tokenscale.base.manifests import open_checked
 from tokenscale.cli.main import translate_error
 from tokenscale.data.tokenizers import huggingface
 
@@ -102,6 +103,35 @@ def test_what_the_system_refuses_is_told_with_its_place_and_reason(name, path):
     said = translate_error(OSError(number, os.strerror(number), path)).render()
     assert os.strerror(number) in said and (path or os.getcwd()) in said
     assert "then repeat the command" in said
+
+
+@pytest.mark.parametrize("form", ["Error closing file <{}>: {} ({})", "{}: {} (os error {})"])
+def test_the_systems_number_is_found_in_the_message_of_a_library(form):
+    """torch raises a RuntimeError, libraries in Rust errors of their own."""
+    path = "final/rank=00001.safetensors"
+    reason = form.format(path, os.strerror(errno.EFBIG), errno.EFBIG)
+    said = translate_error(RuntimeError(reason)).render()
+    assert "the system refused" in said and reason in said
+    assert translate_error(RuntimeError("a shape of (27)")) is None
+
+
+def test_a_file_for_which_memory_is_lacking_is_named():
+    error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "results/manifest.json")
+    assert "path    results/manifest.json" in translate_error(error).render()
+
+
+def test_a_checked_file_that_cannot_be_closed_is_named(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    with pytest.raises(OSError) as caught, open_checked(tmp_path, "a.bin", 3, what="x", next="y"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    assert caught.value.filename == str(tmp_path / "a.bin")
+
+
+def test_a_lock_that_cannot_be_closed_hides_no_error(tmp_path):
+    """Its descriptor is closed early here, so that the close fails."""
+    with pytest.raises(ValueError, match="first"), lock_folder(tmp_path, what="it") as descriptor:
+        os.close(descriptor)
+        raise ValueError("first")
 
 
 def test_a_file_that_pyarrow_cannot_close_is_named():

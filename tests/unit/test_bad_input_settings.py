@@ -384,7 +384,6 @@ EXPERIMENT_KEYS = [
     "left_out",
     "repeats",
     "canary",
-    "external",
     "scales",
     "figures",
 ]

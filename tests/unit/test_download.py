@@ -4,6 +4,7 @@ through its client.
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import random
@@ -311,6 +312,15 @@ def test_a_damaged_file_is_downloaded_again(web, tmp_path):
     check_download(web, tmp_path)
 
 
+def test_a_link_in_the_place_of_a_file_is_downloaded_again(web, tmp_path):
+    """Whatever it leads to: no reader follows it."""
+    check_download(web, tmp_path)
+    (tmp_path / "stories.txt").rename(tmp_path / "elsewhere.txt")
+    (tmp_path / "stories.txt").symlink_to("elsewhere.txt")
+    check_download(web, tmp_path)
+    assert not (tmp_path / "stories.txt").is_symlink()
+
+
 def test_a_source_brings_its_own_validation_file(web, tmp_path):
     web.files["/b/stories.txt"] = (
         b"Held out.<|endoftext|>Story 0: " + b"once upon a time " * 39 + b"once upon a time"
@@ -430,12 +440,14 @@ def test_a_length_that_no_server_states_is_unknown_in_the_manifest_and_stays_so(
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @pytest.mark.parametrize("share", [0.3, 0.999, 1])
-def test_a_compressed_file_without_a_stated_length_must_unpack_to_its_end(
-    ending, share, web, tmp_path
+@pytest.mark.parametrize("stated", [False, True])
+def test_a_compressed_file_that_no_hash_proves_must_unpack_to_its_end(
+    ending, share, stated, web, tmp_path
 ):
     pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[ending]
     packed = pack(CONTENT)
-    web.canned[f"/a.txt{ending}"] = [(200, UNFRAMED, packed[: int(share * len(packed))])]
+    sent = packed[: int(share * len(packed))]
+    web.canned[f"/a.txt{ending}"] = [(200, {} if stated else UNFRAMED, sent)]
     address = f"{web.address}/a.txt{ending}"
     if share == 1:
         fetch_corpus(corpus_of(address), tmp_path / "d")
@@ -455,10 +467,9 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_file_that_begins_and_ends_as_its_name_says_stays(name, tmp_path):
-    (tmp_path / "part").write_bytes(WHOLE[name])
-    download.check_form(f"https://example.org/x/{name}?token=1", tmp_path / "part")
-    assert (tmp_path / "part").read_bytes() == WHOLE[name]
+def test_a_file_that_begins_and_ends_as_its_name_says_is_whole(name):
+    file = io.BufferedReader(io.BytesIO(WHOLE[name]))
+    download.check_form(f"https://example.org/x/{name}?token=1", file)
 
 
 @pytest.mark.parametrize(
@@ -470,10 +481,20 @@ def test_a_file_that_begins_and_ends_as_its_name_says_stays(name, tmp_path):
         ("a.jsonl", b'{"text": "one"}\n{"text": "tw'),
         ("a.jsonl.gz", b"busy"),
         ("a.zst", b"<xml/>"),
+        ("a.txt", b""),
+        ("a.csv", b"\n<!DOCTYPE html>\n<html></html>"),
+        ("a.tsv", b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>"),
+        ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        ("a.jsonl", b'{"message": "API rate limit exceeded"}\n'),
+        ("a.jsonl", b"[" * 100_000),
     ],
 )
-def test_a_servers_message_and_a_cut_file_are_refused_and_removed(name, sent, tmp_path):
-    (tmp_path / "part").write_bytes(sent)
+def test_a_servers_message_and_a_cut_file_are_refused_and_removed(name, sent, web, tmp_path):
+    web.files[f"/x/{name}"] = sent
     with pytest.raises(UserError, match="is not the whole of such a file"):
-        download.check_form(f"https://example.org/x/{name}", tmp_path / "part")
-    assert not (tmp_path / "part").exists()
+        fetch_corpus(corpus_of(f"{web.address}/x/{name}"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    declared = f"#sha256={hashlib.sha256(sent).hexdigest()}"
+    if name == "a.txt":  # a hash proves what may be a text
+        fetch_corpus(corpus_of(f"{web.address}/x/{name}{declared}"), tmp_path)
+        assert (tmp_path / name).read_bytes() == sent

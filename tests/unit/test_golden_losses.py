@@ -142,6 +142,41 @@ def test_times_are_seconds_of_steps(tmp_path):
     assert read(write(tmp_path, lines(TITAN))).time == pytest.approx(2 * faster)
 
 
+@pytest.mark.parametrize(
+    ("line", "time", "unit"),
+    [
+        ("iter {step}: loss 4.1, time 123.45ms, mfu 3.4%", 123.45, "ms"),
+        (
+            "Epoch 1 | iter {step} | loss train: 4.1 | iter time: 120.5 ms (step) left: 0:01",
+            120.5,
+            "ms",
+        ),
+        (
+            "step {step:05d}/9 | loss: 4.1 | dt: 12.5ms | tok/sec: 424,242 | total time: 1m",
+            12.5,
+            "ms",
+        ),
+        (
+            "[rank 0] Step: {step} | Loss: 4.1 | Tokens/s: 12.5K | Tokens/s/GPU: 1.5K",
+            1 / 12500,
+            "tokens/s",
+        ),
+        (
+            "step {step}/9 | loss 4.1 (+nanz)| norm 1 | 345.01 ms | 30 % bf16 MFU | 152345 tok/s",
+            345.01,
+            "ms",
+        ),
+        ("step {step} loss 4.1 step_time 0.5s", 0.5, "s"),
+        ("step {step} loss 4.1 samples/s 4.0", 0.25, "samples/s"),
+        ("step {step} loss 4.1 dt 0.5", 0.5, ""),
+    ],
+)
+def test_the_unit_of_a_time_is_the_one_that_the_log_states(line, time, unit, tmp_path):
+    found = read(write(tmp_path, lines(line)))
+    assert found.time == pytest.approx(time) and found.time_unit == unit
+    assert found.loss == pytest.approx(4.1) and len(found.steps) == STEPS
+
+
 def test_tensorboard_events_are_read(tmp_path, monkeypatch):
     summary = pytest.importorskip("torch.utils.tensorboard")
     with summary.SummaryWriter(tmp_path / "run") as writer:

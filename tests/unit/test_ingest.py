@@ -67,13 +67,16 @@ def rows(tables: Path, name: str) -> list[dict]:
 def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
     run, shared, damaged = (logs.settings(steps=10, repeat=repeat) for repeat in range(3))
     logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 6}])
-    for one in (shared, damaged):
-        logs.write_run(tmp_path / "runs", one)
-    for one, attempt, job, share in ((run, 0, "45", 1), (run, 1, "51", 1), (shared, 0, "45", 4)):
+    logs.write_run(
+        tmp_path / "runs", shared, attempts=[{"stop": 6, "stopped": False}, {"start": 6}]
+    )
+    logs.write_run(tmp_path / "runs", damaged)
+    launched = [(run, 0, "45", 1), (run, 1, "51", 1), (shared, 0, "45", 4), (shared, 1, "52", 4)]
+    for one, attempt, job, share in launched:
         found = {
             "id": job,
             "nodes": ["nid1", "nid2"],
-            "queue_s": 30.0,
+            "queue_s": None if job == "52" else 30.0,
             "log": f"rule_train/{job}.log",
         }
         path = tmp_path / "runs" / one.identity / f"attempt={attempt:02d}/attempt.json"
@@ -89,6 +92,7 @@ def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
     assert [found[0][name] for name in names] == expected
     assert [found[n]["validity"] for n in range(3)] == ["valid"] * 3
     assert "up to 4 runs had its node at once" in found[1]["cautions"]
+    assert found[1]["queue_s"] is None, "one wait is unknown"
     assert found[2]["job_ids"] is None
 
 

@@ -1,6 +1,7 @@
 """A run on a machine: its job, what would be started, by whom, and what a failed srun left."""
 
 import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -152,6 +153,13 @@ def test_a_job_is_told_by_its_controller(slurm):
         and found.log == "/p/results/logs/45.log"
     )
     assert found.record()["queue_s"] == 90.0
+
+
+def test_a_clock_set_back_between_submission_and_start_leaves_the_wait_unknown(slurm, monkeypatch):
+    """Of the controller, in a zone without summer time, too."""
+    begun = re.search(r"StartTime=(\S+)", SHOWN)[1]
+    program(slurm, "scontrol", f"echo '{SHOWN.replace(begun, '2026-11-21T15:00:00')}'")
+    assert job.load_job("45").record()["queue_s"] is None
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def installs_of(path: Path) -> list[str]:
     """
     return [
         "--require-hashes --no-deps -r /dev/stdin",
-        f"--require-hashes --no-deps --no-build-isolation --use-pep517 -r locks/{path.name}",
+        f"--require-hashes --no-deps --no-build-isolation -r locks/{path.name} || .venv/bin/python -m",
         "-r locks/constraints.txt",
         "--no-deps --no-build-isolation -e packages/golden -e .",
     ]
@@ -198,11 +198,21 @@ def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags
         part in line for part, line in zip(installs, found, strict=True)
     ), found
     if len(found) > 1:
-        assert found[0].startswith("sed -n '/^setuptools==/") and found[0].count("locks/") == 1
+        assert found[0].startswith("sed -n '/^\\(setuptools\\|uv\\)==/")
+        assert found[0].count("locks/") == 1
     notes = [line for line in lines if "there is no lock for" in line]
     assert [platform in note for note in notes] == (
         [True] if len(installs) == 1 and not flags else []
     )
+
+
+def test_the_only_index_that_is_named_is_the_only_one_asked(makefile):
+    python = f'case "$2" in *uname*) echo {lock.PLATFORM[:-4]};; esac'
+    named = makefile("-n", "setup", "PIP_ARGS=--index-url https://a.b/simple", python3=python)
+    installs = [line for line in named.stdout.splitlines() if " -m pip install " in line]
+    assert len(installs) == len(installs_of(Path(lock.PLATFORM)))
+    assert all("--index-url https://a.b/simple" in line for line in installs)
+    assert "/uv " not in named.stdout
 
 
 def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
@@ -273,6 +283,7 @@ GROUPS = {
     "runs.records.external runs.records.provenance runs.launch.failure_hints": "torch pyarrow pydantic",
     "cli.train.command": "torch pydantic yaml snakemake duckdb tokenizers mistral_common",
     "costs.flops runs.records.events cli.main": "torch numpy pydantic",
+    "cli.judge report.run_sets report.build": "torch transformers snakemake tokenizers",
     "analysis.trackers cli.track": "torch pydantic pandas tensorboard mlflow wandb",
 }
 

@@ -16,7 +16,15 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, judge
+from tests.parity_cases import (
+    FAULTS,
+    HELD_OUT,
+    NUMBERS,
+    REFACTORINGS,
+    References,
+    draw_number,
+    judge,
+)
 from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
 from tokenscale.cli.parity import read_recording
@@ -43,6 +51,10 @@ TRIED = {
     "weight decay 0.01 (our trainer)": ("0.1 in A, 0.01 in B", 0),  # stated, not searched for
 }
 FEW |= TRIED.keys()
+#: numbers that are not left to make long-test: one of a module, of the loss, of the optimizer
+GATE_NUMBERS = {("norm epsilon", 0), ("soft cap", 0), ("beta1", 0)}
+#: numbers that are not left to make long-test: one of a module, of the loss, of the optimizer
+GATE_NUMBERS = {("norm epsilon", 0), ("soft cap", 0), ("beta1", 0)}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +85,28 @@ def test_a_planted_difference_is_found_and_named_if_a_hypothesis_was_written_for
         words, tried = TRIED[case.name]
         assert words in certificate["cause"]["text"] and certificate["hypotheses_tried"] == tried
         assert (f"{tried} hypotheses" in summarise(certificate)) == (tried > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=() if (name, seed) in GATE_NUMBERS else pytest.mark.long)
+        for name in NUMBERS
+        for seed in range(3)
+    ],
+)
+def test_a_number_that_no_file_names_is_solved_for(name, seed, references):
+    """To three digits where what was recorded tells so many, else to the range that it tells."""
+    case, value = draw_number(name, seed)
+    if name == "learning rate":
+        value *= 1e-3  # of step 0
+    certificate = references.certificate_of(case)
+    assert judge(case, certificate) == "named", certificate["cause"]
+    found = certificate["cause"]["b"]
+    between = re.search(r"all from (\S+) to (\S+)\)", str(certificate["cause"]["evidence"][-1:]))
+    least, most = map(float, between.groups()) if between else (found, found)
+    assert least * (1 - 5e-3) <= value <= most * (1 + 5e-3)
+    assert abs(found / value - 1) <= max(5e-3, most / least - 1), (found, value)
 
 
 @pytest.mark.parametrize("case", marked(REFACTORINGS))

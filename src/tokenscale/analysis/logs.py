@@ -97,7 +97,8 @@ def launches(run: Path) -> Row:
         "node_names": ", ".join(found[-1].get("job", {}).get("nodes", [])) or None,
         "job_ids": ", ".join(str(job.get("id")) for job in jobs) or None,
         "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,
-        "queue_s": sum(waited) if waited else None,
+        # a sum of the known ones alone would be too short
+        "queue_s": sum(waited) if waited and len(waited) == len(jobs) else None,
     }
 
 

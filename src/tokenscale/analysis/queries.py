@@ -41,7 +41,7 @@ _NAMES = """
 steps_global throughput computing epochs padding dropped_text loss loss_curves validation source_validation
 translation time_to_target stalls storage benchmark storage_benchmark inference inference_steps generations scaling
 scaling_weak parallelism frameworks certificates pipeline memory order phases loss_difference step_times stragglers
-energy inventory
+energy inventory training_loss
 """
 #: query → default of each parameter
 PARAMETERS = {name: _DEFAULTS.get(name, {}) for name in _NAMES.split()}

@@ -71,7 +71,7 @@ def find_gaps(table: Row, path: Path, runs: Path | None) -> list[str]:
     if missing := sorted(set(range(max(positions, default=-1) + 1)) - positions):
         found.append(f"has no run at position {_listed(missing)}")
     repeats: dict[str, set[int]] = defaultdict(set)
-    for entry in ours:
+    for entry in table["runs"]:
         if isinstance(entry.get("repeat"), int):
             repeats[format_cell(flatten_cell(entry.get("cell") or {}))].add(entry["repeat"])
     planned = table.get("cell_repeats") or {}

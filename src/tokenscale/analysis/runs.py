@@ -214,13 +214,13 @@ def _list_recorded(record: Row) -> Row:
         or hardware.get("threads")
         or environment.get("OMP_NUM_THREADS")
     )
-    device = hardware.get("device") or "cpu"
+    # a log of another trainer states none; an older record of ours says no more than the name
+    device = hardware.get("device") or (None if "external" in record else "cpu")
     return {
         "status": outcome.get("status", "unknown"),
         "device": device,
-        # an older record says only the device's name
         "device_kind": hardware.get("device_kind")
-        or ("cpu" if device.startswith("cpu") else "cuda"),
+        or (device and ("cpu" if device.startswith("cpu") else "cuda")),
         **{name: hardware.get(name) for name in ("cpu", "cores")},
         "machine_memory_bytes": hardware.get("memory_bytes"),
         "threads_per_rank": int(threads)

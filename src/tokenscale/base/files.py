@@ -198,7 +198,7 @@ def open_file(
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     name = path if folder is None else Path(path).name
     try:
-        with _naming_anew(path):
+        with naming_anew(path):
             descriptor = os.open(name, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV) or (
@@ -247,7 +247,8 @@ def lock_folder(
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".lock"
     descriptor = open_file(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False)
-    with open(descriptor, "a+", encoding="utf-8", errors="replace") as file:
+    file = open(descriptor, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  # below
+    try:
         with naming(path):
             if os.fstat(descriptor).st_nlink > 1:
                 what = "the lock of this folder is a hard link to another file."
@@ -261,6 +262,9 @@ def lock_folder(
         # an orderly end leaves no owner; after a failure its ranks may still be there
         with suppress(OSError):
             file.truncate(0)
+    finally:
+        with suppress(OSError):  # its line is on the disk, and the block's error is the first
+            file.close()
 
 
 def _wait_for_lock(
@@ -563,17 +567,14 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
     Raises ValueError for a name that is no path of plain file names, and for one that leads through
     a link.
     """
-    *folders, last = check_relative_path(name).split("/")
-    path = root.joinpath(*folders, last)
-    temporary = f"{name_temporary()}{os.urandom(4).hex()}.{last}.tmp"
     root.mkdir(parents=True, exist_ok=True)
-    if (length := len(os.fsencode(path))) >= os.pathconf(root, "PC_PATH_MAX"):
-        raise ValueError(f"the path has {length:,} bytes, which no other program opens")
+    folders, path = _split_new_name(root, name)
+    temporary = f"{name_temporary()}{os.urandom(4).hex()}.{path.name}.tmp"
     with naming(path):
         folder = _open_folder(root, folders, make=True)
     try:
         _remove_left_over(path.parent)
-        with _naming_anew(path):
+        with naming_anew(path):
             descriptor = os.open(
                 temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder
             )
@@ -583,8 +584,8 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
                 file.flush()
                 if durable:
                     os.fsync(descriptor)
-            with _naming_anew(path):
-                os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+            with naming_anew(path):
+                os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):  # the first error is the one to report
                 os.unlink(temporary, dir_fd=folder)
@@ -592,6 +593,33 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
         if durable:
             with naming(path):
                 os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _split_new_name(root: Path, name: object) -> tuple[list[str], Path]:
+    """Return the folders of a name that came from data, and its path below the root. Raises
+    ValueError for a name that is no path of plain file names, and for a path that is too long.
+    """
+    *folders, last = check_relative_path(name).split("/")
+    path = root.joinpath(*folders, last)
+    if (length := len(os.fsencode(path))) >= os.pathconf(root, "PC_PATH_MAX"):
+        raise ValueError(f"the path has {length:,} bytes, which no other program opens")
+    return folders, path
+
+
+def move_inside(root: Path, file: str, name: object) -> None:
+    """Give a file of a folder a name that came from data, below that folder.
+
+    No link is followed; missing folders are made. Raises ValueError as `create_inside` does.
+    """
+    folders, path = _split_new_name(root, name)
+    with naming(path):
+        folder = _open_folder(root, folders, make=True)
+    try:
+        with naming_anew(path):
+            os.rename(root / file, path.name, dst_dir_fd=folder)
+            os.fsync(folder)
     finally:
         os.close(folder)
 
@@ -629,9 +657,9 @@ def _open_folder(root: Path, parts: list[str], *, make: bool) -> int:
         path = path / part
         try:
             if make:
-                with _naming_anew(path), suppress(FileExistsError):
+                with naming_anew(path), suppress(FileExistsError):
                     os.mkdir(part, dir_fd=folder)
-            with _naming_anew(path):
+            with naming_anew(path):
                 deeper = os.open(
                     part,
                     os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -648,7 +676,7 @@ def _open_folder(root: Path, parts: list[str], *, make: bool) -> int:
 
 
 @contextmanager
-def _naming_anew(path: str | Path) -> Iterator[None]:
+def naming_anew(path: str | Path) -> Iterator[None]:
     """Name the whole path in an error of the system that names one part of it."""
     try:
         yield

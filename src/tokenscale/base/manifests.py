@@ -29,7 +29,8 @@ def open_checked(
     Raises UserError if the file is missing or has another size, or another hash if one is given,
     and for a name that leads out of the folder or through a link.
     """
-    with open(_open_listed(folder, name, what=what, size=size, next=next), "rb") as file:
+    opened = _open_listed(folder, name, what=what, size=size, next=next)
+    with naming(folder / name), open(opened, "rb") as file:
         found = os.fstat(file.fileno()).st_size
         if found != size:
             raise changed_error(

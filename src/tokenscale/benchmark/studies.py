@@ -151,14 +151,16 @@ def _load_tokenizer(
     """Load a `transformers` tokenizer that adds a BOS, like Mistral-Nemo's. Returns (text → ids,
     BOS id, pad id).
     """
+    from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+    from tokenscale.data.tokenizers.base import read_tokenizer_file, read_tokenizer_manifest
 
     manifest = read_tokenizer_manifest(folder)
-    name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else manifest["file"]["name"]
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / name))
+    name = "tokenizer.json" if "derived" in manifest else manifest["file"]["name"]
+    content = read_tokenizer_file(folder, manifest, name)
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_buffer(content))
     fast.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
     bos = fast.bos_token_id
     fast.backend_tokenizer.post_processor = TemplateProcessing(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: how NumPy reports that the disk took a part of an array, without a number
 SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
+#: how torch and libraries in Rust state the system's number in a message
+STATED = re.compile(r"\((?:os error )?(\d{1,3})\)")
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 #: a file where a folder is needed, and the like
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -66,7 +68,7 @@ def translate_error(error: Exception) -> UserError | None:
     unmade = number == errno.ENOENT and _is_raised_by(error, "mkdir")  # as in /proc
     if (number in MISPLACED or unmade) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
-    return _translate_memory_error(error, number) or _translate_fault(number, facts)
+    return _translate_memory_error(error, number, path) or _translate_fault(number, facts)
 
 
 @contextmanager
@@ -97,7 +99,8 @@ def _find_number(error: Exception) -> int | None:
         return errno.ENOSPC
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    return next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
+    stated = [int(digits) for digits in STATED.findall(str(error))]
+    return next((n for n in (*stated, *FULL, *LOCKED) if os.strerror(n) in str(error)), None)
 
 
 def _translate_full_disk(path: str | None, facts: dict[str, Any]) -> UserError:
@@ -126,7 +129,9 @@ def _lacks_inodes(path: str | None) -> bool:
     return found.f_favail * 100 < found.f_files and found.f_bavail * 100 > found.f_blocks
 
 
-def _translate_memory_error(error: Exception, number: int | None) -> UserError | None:
+def _translate_memory_error(
+    error: Exception, number: int | None, path: str | None
+) -> UserError | None:
     message = f"{type(error).__name__}: {error}"
     reason = message.strip().splitlines()[0]
     if "CUDA out of memory" in message or "HIP out of memory" in message:
@@ -140,9 +145,8 @@ def _translate_memory_error(error: Exception, number: int | None) -> UserError |
             "allow more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), "
         )
         following += "run fewer jobs at a time, or use a smaller micro_batch"
-        return UserError(
-            "main memory was full, or this job's share of it.", reason=reason, next=following
-        )
+        what = "main memory was full, or this job's share of it."
+        return UserError(what, path=path, reason=reason, next=following)
     return None
 
 
@@ -186,6 +190,7 @@ GROUPS = {
         "verify": "whether results and reports are what their data produce",
         "diff": "compare two reports cell by cell",
         "trace": "which text was in a step of a run",
+        "judge": "two sets of runs of any trainer: throughput and loss",
         "environment": "the packages of a report or a run, as requirements for pip",
     },
     "trainers and machines": {

@@ -9,7 +9,8 @@ float64; `Parity.tried` counts comparisons.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,16 @@ from tokenscale.parity.recording import Anchor, Match, Recording, difference
 Settings = dict[str, Any]
 Cause = dict[str, Any]
 
-#: the weight of a z-loss that is tried (PaLM, Chowdhery et al. 2022)
-Z_LOSS = 1e-4
+#: of a number's minima on a grid, the lowest that are refined
+REFINED = 3
+#: a distance as small as rounding itself makes, which is `MULTIPLE` times less than it is allowed
+CLOSE = 1 / MULTIPLE
+#: steps of a search in an interval, each of which makes it smaller by a third or a half
+NARROWINGS = 30
+#: significant digits of a number that is stated
+MOST_DIGITS = 9
+#: weights of a z-loss that are believed; PaLM's is 1e-4 (Chowdhery et al. 2022)
+Z_LOSS = (1e-7, 1e-1)
 #: gradients that rounding changes by more, relative, explain nothing
 USABLE_FLOOR = 1e-2
 #: all choices are tried among at most that many micro-batches
@@ -93,6 +102,10 @@ def _activation(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     return function(last[1]) * last[0] if gate == "by the first" else function(last[0]) * last[1]
 
 
+#: the usual scale of attention's scores
+ROOT_OF_WIDTH = "1/sqrt(head width)"
+
+
 def _attention(inputs: tuple[Any, ...], settings: Settings) -> Tensor:
     """Return attention [B, T, q's width] of queries, keys and values [B, T, width]."""
     width = settings["head width"]
@@ -104,11 +117,19 @@ def _attention(inputs: tuple[Any, ...], settings: Settings) -> Tensor:
     queries_a_head = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(queries_a_head, dim=1)
     v = v.repeat_interleave(queries_a_head, dim=1)
-    scale = 1.0 if settings["scale of the scores"] == "1" else width**-0.5
+    scale = settings["scale of the scores"]
+    scale = width**-0.5 if scale == ROOT_OF_WIDTH else scale
     scores = q @ k.transpose(-1, -2) * scale
     seen = _find_seen(settings["mask"], length)
     weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
     return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def _logits(a: Tensor, settings: Settings) -> Tensor:
+    """Return A's logits times a factor, and then softly capped: cap · tanh(logits / cap)."""
+    scaled = settings["factor"] * a
+    cap = settings["soft cap"]
+    return scaled if cap is None else cap * (scaled / cap).tanh()
 
 
 def _find_seen(mask: str, length: int) -> Tensor:
@@ -144,6 +165,22 @@ def _rotate(x: Tensor, settings: Settings) -> Tensor:
     return torch.stack((turned_one, turned_two), dim=axis).flatten(-2)
 
 
+#: a number of the optimizer that is what its group of parameters states
+AS_STATED = "as stated"
+
+
+def _read_stated(group: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of Adam that a group of parameters states, torch's where it is silent."""
+    beta1, beta2 = group.get("betas", (0.9, 0.999))
+    return {
+        "beta1": beta1,
+        "beta2": beta2,
+        "size of epsilon": group.get("eps", 1e-8),
+        "learning rate": group["lr"],
+        "weight decay": group.get("weight_decay", 0.0),
+    }
+
+
 def _update(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the
     recorded gradients.
@@ -156,12 +193,11 @@ def _update(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     weights = [match.values(recording, side, number, "before") for number in range(step + 1)]
     if "lr" not in group or any(value is None for value in gradients + weights):
         return None
-    beta1, beta2 = (
-        group.get("betas", (0.9, 0.999)) if settings["betas"] == "as stated" else settings["betas"]
-    )
+    stated = _read_stated(group)
+    changed = {name: settings[name] for name in stated if settings[name] != AS_STATED}
+    beta1, beta2, epsilon, rate, decay = (stated | changed).values()
     rounded = settings["constants"] == "rounded to fp32"
     one, two = torch.tensor([beta1, beta2], dtype=torch.float32 if rounded else torch.float64)
-    decay = group.get("weight_decay", 0.0)
     coupled = not group.get("decoupled_weight_decay", True)
     first = second = torch.zeros(())
     for gradient, weight in zip(gradients, weights, strict=True):
@@ -171,19 +207,30 @@ def _update(inputs: tuple[Any, ...], settings: Settings) -> Tensor | None:
     if settings["bias correction"] == "on":
         first = first / float(1 - one ** (step + 1))
     second = second / float(1 - two ** (step + 1))
-    epsilon = group.get("eps", 1e-8)
     inside = settings["epsilon"] == "inside the root"
-    update = (
-        -group["lr"] * first / ((second + epsilon).sqrt() if inside else second.sqrt() + epsilon)
-    )
+    root = (second + epsilon).sqrt() if inside else second.sqrt() + epsilon
+    update = -rate * first / root
     if decay and not coupled:
-        update = (
-            update
-            - (1 if settings["decay times learning rate"] == "no" else group["lr"])
-            * decay
-            * weights[-1]
-        )
+        shrink = decay if settings["decay times learning rate"] == "no" else rate * decay
+        update = update - shrink * weights[-1]
     return update
+
+
+@dataclass(frozen=True)
+class Span:
+    """The numbers that are searched for a setting, evenly in the logarithm of the number, or of
+    what it lacks to 1 (`below_one`): first in `intervals`, so many that each has one minimum.
+    """
+
+    least: float
+    most: float
+    intervals: int = 32
+    below_one: bool = False
+
+    def place(self, share: float) -> float:
+        """Return the number at a share of the way, 0 to 1."""
+        found = self.least * (self.most / self.least) ** share
+        return 1 - found if self.below_one else found
 
 
 @dataclass(frozen=True)
@@ -191,12 +238,25 @@ class Formula:
     """A formula and the values that are tried of each of its settings, the usual one first.
 
     A's value is searched among all combinations of the first `combined` settings, then with one of
-    the others changed; B's among single changes of A's settings.
+    the others changed, then with one of the `numbers` solved for; B's among the same single changes
+    of A's settings.
     """
 
     compute: Callable[[Any, Settings], Tensor | None]
     combined: int
     settings: dict[str, tuple[Any, ...]]
+    numbers: dict[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Settings that reproduce a value. `near` is the distance over what rounding allows; where a
+    number was solved for, all in `between` do.
+    """
+
+    settings: Settings
+    near: float
+    between: tuple[float, float] | None = None
 
 
 #: planted differences or their programs need each value (`tests/parity_cases.py`,
@@ -211,10 +271,11 @@ FORMULAS = {
         compute=_norm,
         combined=3,
         settings={
-            "norm epsilon": (1e-5, 1e-6, 1e-8, 1e-3),
+            "norm epsilon": (1e-5,),
             "kind of norm": ("RMS", "layer"),
             "weight of the norm": ("applied", "plus one"),
         },
+        numbers={"norm epsilon": Span(1e-14, 1.0)},
     ),
     "activation": Formula(
         compute=_activation,
@@ -229,12 +290,22 @@ FORMULAS = {
         combined=3,
         settings={
             "head width": (),  # the divisors of the width
-            "rope base": (None, 10_000.0, 500_000.0),
+            "rope base": (None, 10_000.0),
             "rope pairs": ("halves", "neighbours"),
             # and the window that B may have
             "mask": ("causal", "causal, one position early", "none"),
-            "scale of the scores": ("1/sqrt(head width)", "1"),
+            "scale of the scores": (ROOT_OF_WIDTH,),
         },
+        numbers={
+            "rope base": Span(10.0, 1e9, intervals=200),
+            "scale of the scores": Span(1e-3, 1e2),
+        },
+    ),
+    "logits": Formula(
+        compute=_logits,
+        combined=0,
+        settings={"factor": (1.0,), "soft cap": (None,)},
+        numbers={"factor": Span(1e-3, 1e3), "soft cap": Span(0.1, 1e4)},
     ),
     "update": Formula(
         compute=_update,
@@ -244,7 +315,18 @@ FORMULAS = {
             "bias correction": ("on", "of the second moment only"),
             "decay times learning rate": ("yes", "no"),
             "epsilon": ("outside the root", "inside the root"),
-            "betas": ("as stated", (0.8, 0.95)),
+            "beta1": (AS_STATED,),
+            "beta2": (AS_STATED,),
+            "size of epsilon": (AS_STATED,),
+            "learning rate": (AS_STATED,),
+            "weight decay": (AS_STATED,),
+        },
+        numbers={
+            "beta1": Span(1e-5, 1.0, below_one=True),
+            "beta2": Span(1e-6, 1.0, below_one=True),
+            "size of epsilon": Span(1e-16, 1.0),
+            "learning rate": Span(1e-9, 10.0),
+            "weight decay": Span(1e-6, 10.0),
         },
     ),
 }
@@ -252,9 +334,8 @@ FORMULAS = {
 
 def _search_settings(
     parity: Parity, formula: Formula, distance: Callable[[str, Settings], float], **known: Any
-) -> list[tuple[Settings, float]] | None:
-    """Return the settings that reproduce A's and B's values, with the distances; None where there
-    are none.
+) -> tuple[Explanation, Explanation] | None:
+    """Return what reproduces A's value and B's; None where nothing does.
 
     `distance(side, settings)` is relative to what rounding allows. `known` has values of settings,
     with _ for spaces.
@@ -264,11 +345,21 @@ def _search_settings(
     }
     names = list(values)
 
-    def first(side: str, candidates: Iterable[Settings]) -> tuple[Settings, float] | None:
+    def measure(side: str, settings: Settings) -> float:
+        parity.tried += 1
+        return distance(side, settings)
+
+    def first(side: str, candidates: Iterable[Settings]) -> Explanation | None:
         for settings in candidates:
-            parity.tried += 1
-            if (found := distance(side, settings)) <= 1:
-                return settings, found
+            if (found := measure(side, settings)) <= 1:
+                return Explanation(settings, found)
+        return None
+
+    def solve(side: str, starts: Iterable[Settings]) -> Explanation | None:
+        for start in starts:
+            for name, span in formula.numbers.items():
+                if found := _solve_number(partial(measure, side), start, name, span):
+                    return found
         return None
 
     def vary(start: Settings, changed: list[str]) -> Iterator[Settings]:
@@ -286,12 +377,100 @@ def _search_settings(
         dict(zip(combined, found, strict=True)) | usual
         for found in itertools.product(*(values[name] for name in combined))
     ]
-    a = first(
-        "a",
-        itertools.chain(starts, (settings for start in starts for settings in vary(start, others))),
-    )
-    b = a and first("b", itertools.chain([a[0]], vary(a[0], names)))
-    return [a, b] if a and b else None
+    changed = (settings for start in starts for settings in vary(start, others))
+    a = first("a", itertools.chain(starts, changed)) or solve("a", starts)
+    if a is None:
+        return None
+    start = a.settings
+    b = first("b", itertools.chain([start], vary(start, names))) or solve("b", [start])
+    return (a, b) if b else None
+
+
+def _solve_number(
+    distance: Callable[[Settings], float], start: Settings, name: str, span: Span
+) -> Explanation | None:
+    """Return `start` with the number that brings the distance to 1 or less, as few digits of it as
+    that takes; None where no number does.
+    """
+
+    def at(share: float) -> float:
+        return distance(start | {name: span.place(share)})
+
+    step = 1 / span.intervals
+    grid = [at(number * step) for number in range(span.intervals + 1)]
+    around = [math.inf, *grid, math.inf]
+    minima = [
+        number
+        for number, found in enumerate(grid)
+        if math.isfinite(found) and found <= min(around[number], around[number + 2])
+    ]
+    for number in sorted(minima, key=grid.__getitem__)[:REFINED]:
+        share = _find_fit(at, least=(number - 1) * step, most=(number + 1) * step)
+        if share is None:
+            continue
+        ends = (_find_end(at, inside=share, step=sign * step) for sign in (-1, 1))
+        least, most = sorted(span.place(end) for end in ends)
+        value = _round_number(
+            lambda value: distance(start | {name: value}),
+            value=span.place(share),
+            most=max(CLOSE, at(share)),
+        )
+        settings = start | {name: value}
+        return Explanation(settings, distance(settings), between=(least, most))
+    return None
+
+
+def _find_fit(function: Callable[[float], float], least: float, most: float) -> float | None:
+    """Return where a function with one minimum is `CLOSE` or less, else 1 or less; None where it is
+    neither (golden section, Kiefer 1953). It is defined from 0 to 1.
+    """
+    ratio = (math.sqrt(5) - 1) / 2
+    least = max(least, 0.0)
+    most = min(most, 1.0)
+    one = most - ratio * (most - least)
+    two = least + ratio * (most - least)
+    at_one = function(one)
+    at_two = function(two)
+    for _ in range(NARROWINGS):
+        if min(at_one, at_two) <= CLOSE:
+            break
+        if at_one < at_two:
+            most, two, at_two = two, one, at_one
+            one = most - ratio * (most - least)
+            at_one = function(one)
+        else:
+            least, one, at_one = one, two, at_two
+            two = least + ratio * (most - least)
+            at_two = function(two)
+    best, found = min((at_one, one), (at_two, two))
+    return found if best <= 1 else None
+
+
+def _find_end(function: Callable[[float], float], inside: float, step: float) -> float:
+    """Return how far from `inside` a function stays at 1 or less, in the direction of `step`."""
+    outside = inside
+    while function(outside) <= 1:
+        if outside in (0.0, 1.0):
+            return outside
+        inside = outside
+        outside = min(max(outside + step, 0.0), 1.0)
+        step *= 2
+    for _ in range(NARROWINGS):
+        middle = (inside + outside) / 2
+        if function(middle) <= 1:
+            inside = middle
+        else:
+            outside = middle
+    return inside
+
+
+def _round_number(function: Callable[[float], float], value: float, most: float) -> float:
+    """Return a number with as few significant digits as keep a function at `most`, or as it is."""
+    for digits in range(1, MOST_DIGITS + 1):
+        rounded = float(f"{value:.{digits}g}")
+        if function(rounded) <= most:
+            return rounded
+    return value
 
 
 def _test_hypothesis(
@@ -353,27 +532,32 @@ def _list_few(names: list[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _name_cause(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
+def _name_cause(where: str, found: tuple[Explanation, Explanation]) -> Cause | None:
     """Return the setting in which two explanations differ as the cause; None where they are the
     same.
     """
-    (a, near_a), (b, near_b) = found
-    names = [name for name in a if a[name] != b[name]]
+    a, b = found
+    names = [name for name in a.settings if a.settings[name] != b.settings[name]]
     if not names:
         return None
-    evidence = [
-        (
-            f"{side}'s value is reproduced with {_format_value(settings[names[0]])}: {near:.2g} times what "
-            "rounding allows"
-        )
-        for side, settings, near in (("A", a, near_a), ("B", b, near_b))
-    ]
+    name = names[0]
     return _make_cause(
-        names[0],
-        a=a[names[0]],
-        b=b[names[0]],
+        name,
+        a=a.settings[name],
+        b=b.settings[name],
         where=where,
-        evidence=evidence,
+        evidence=[_describe_fit("A", a, name), _describe_fit("B", b, name)],
+    )
+
+
+def _describe_fit(side: str, explanation: Explanation, name: str) -> str:
+    value = _format_value(explanation.settings[name])
+    if explanation.between:
+        least, most = explanation.between
+        value += f" (by all from {least:.6g} to {most:.6g})"
+    return (
+        f"{side}'s value is reproduced with {value}: {explanation.near:.2g} times what rounding "
+        "allows"
     )
 
 
@@ -762,27 +946,45 @@ def _find_dropout(
 def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     if first.step:
         return None
-    return _explain_cross_entropy(parity, first) or _explain_accumulation(parity, first)
+    return (
+        _explain_cross_entropy(parity, first)
+        or _explain_z_loss(parity)
+        or _explain_accumulation(parity, first)
+    )
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The first call in the first micro-batch: its options, logits [positions, vocabulary] and
+    labels [positions].
+    """
+
+    call: dict[str, Any]
+    logits: Tensor
+    labels: Tensor
+
+
+def _read_cross_entropy(recording: Recording) -> CrossEntropy | None:
+    """Return None where there was no call, or samples of its tensors alone are kept."""
+    call = next(iter(recording.facts["cross_entropy"]), {"tensors": ()})
+    tensors = [recording.trace[kept["key"]] for kept in call["tensors"]]
+    if len(tensors) != 2 or tensors[0].dim() <= tensors[1].dim():
+        return None
+    return CrossEntropy(call, tensors[0].double().flatten(0, -2), tensors[1].flatten())
 
 
 def _explain_cross_entropy(parity: Parity, first: Comparison) -> Cause | None:
-    """Explain a loss by labels, options and logits of the first cross-entropy, or a z-loss."""
-    calls = []
-    found = []
-    for recording in (parity.a, parity.b):
-        call = next(iter(recording.facts["cross_entropy"]), {"tensors": ()})
-        tensors = [recording.trace[kept["key"]] for kept in call["tensors"]]
-        if len(tensors) != 2 or tensors[0].dim() <= tensors[1].dim():  # absent, or samples
-            return None
-        calls.append(call)
-        found.append(tensors)
-    targets = [tensors[1].flatten() for tensors in found]
-    if cause := _explain_targets(parity, targets, calls=calls) or _explain_options(calls):
-        return cause
-    a, b = (tensors[0].double().flatten(0, -2) for tensors in found)
-    if cause := _explain_logits(parity, a, b=b, allowed=MULTIPLE * first.floor):
-        return cause
-    return _explain_z_loss(parity, first, logits=a[targets[0] >= 0])
+    """Explain a loss by labels, options and logits of the first cross-entropy."""
+    ours = _read_cross_entropy(parity.a)
+    theirs = _read_cross_entropy(parity.b)
+    if ours is None or theirs is None:
+        return None
+    calls = [ours.call, theirs.call]
+    return (
+        _explain_targets(parity, [ours.labels, theirs.labels], calls=calls)
+        or _explain_options(calls)
+        or _explain_logits(parity, ours.logits, b=theirs.logits, allowed=MULTIPLE * first.floor)
+    )
 
 
 def _explain_options(calls: list[dict[str, Any]]) -> Cause | None:
@@ -799,32 +1001,49 @@ def _explain_options(calls: list[dict[str, Any]]) -> Cause | None:
 
 
 def _explain_logits(parity: Parity, a: Tensor, b: Tensor, allowed: float) -> Cause | None:
-    """Explain logits that change behind the output head, by a factor where one fits."""
+    """Explain logits that change behind the output head: by a factor, or a soft cap (Gemma 2)."""
     if a.shape != b.shape or _test_hypothesis(parity, found=b, predicted=a, allowed=allowed):
         return None
-    scale = float((a * b).sum() / a.square().sum())
-    text = "logits are changed between the output head and the loss"
-    if _test_hypothesis(parity, found=b, predicted=scale * a, allowed=allowed):
-        text += f": times {scale:.5g} in B"
+
+    def distance(side: str, settings: Settings) -> float:
+        found = difference(a if side == "a" else b, b=_logits(a, settings))
+        return math.inf if found is None else found / allowed
+
+    if found := _search_settings(parity, FORMULAS["logits"], distance=distance):
+        return _name_cause("the logits", found)
     return _make_cause(
         "logits",
         a=None,
         b=None,
-        text=text,
+        text="logits are changed between the output head and the loss",
     )
 
 
-def _explain_z_loss(parity: Parity, first: Comparison, logits: Tensor) -> Cause | None:
-    """Explain B's loss as A's and a z-loss of logits [positions with a label, vocabulary]."""
-    parity.tried += 1
-    added = Z_LOSS * float(logits.logsumexp(-1).square().mean())
-    if not abs(first.b - first.a - added) <= MULTIPLE * first.floor * abs(first.a):
+def _explain_z_loss(parity: Parity) -> Cause | None:
+    """Explain the loss of B's first micro-batch as A's and a z-loss of its logits. One loss fits any
+    term of its size; only usual weights are believed.
+    """
+    found = _read_cross_entropy(parity.a)
+    if found is None or not found.call["value"]:
         return None
+    parity.tried += 1
+    ours = parity.a.steps[0]["losses"][0]
+    theirs = parity.b.steps[0]["losses"][0]
+    # what a loop multiplies a micro-batch's loss by
+    share = ours / found.call["value"]
+    squares = found.logits[found.labels >= 0].logsumexp(-1).square()
+    weight = (theirs - ours) / (share * float(squares.mean()))
+    if not Z_LOSS[0] <= weight <= Z_LOSS[1]:
+        return None
+    weight = float(f"{weight:.3g}")
     return _make_cause(
         "z-loss",
         a=0.0,
-        b=Z_LOSS,
-        text=f"z-loss: {Z_LOSS} · mean(logsumexp²) is added in B",
+        b=weight,
+        text=(
+            f"z-loss: {weight:g} · mean(logsumexp²) is added in B, or another term of "
+            f"{theirs - ours:.3g}"
+        ),
     )
 
 
@@ -936,8 +1155,10 @@ def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
         if comparison.stage == "gradient" and comparison.step == first.step and comparison.match
     ]
     assert first.step is not None  # as of every gradient
+    changed = None if first.step else _explain_cross_entropy(parity, first)
     return (
-        _explain_absent_gradients(parity, compared)
+        changed
+        or _explain_absent_gradients(parity, compared)
         or _explain_gradient_values(parity, compared, step=first.step)
         or _explain_backward(compared)
     )

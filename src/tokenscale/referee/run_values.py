@@ -808,12 +808,38 @@ def _find_other_outcomes(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
+    "text, tokenizer and time of day of another program's run",
+    must="known",
+    known_from="its log",
+    word="caution",
+)
+def _find_facts_not_logged(evidence: Evidence) -> Iterator[str]:
+    if not evidence.row.get("external"):
+        return
+    if not (evidence.row["corpus"] and evidence.row["tokenizer"]):
+        yield "text and tokenizer are not stated: losses compare only where both are the same"
+    if evidence.row["started_unix_s"] is None:
+        yield "the log has no time of day: order of the runs and drift are not known"
+    log = evidence.get("log")
+    if not isinstance(log, dict):
+        return
+    yield "the log counts no padding: every position is taken as useful"
+    if log.get("time_unit") == "tokens/s":
+        yield "tokens/s are the trainer's own, of one device or of all"
+    if log.get("every") != 1:
+        yield f"the log has every {log.get('every')}. step, and its lines are taken as steps"
+    yield from map(str, log.get("notes") or ())
+
+
+@expect(
     "world_size that ranks observed",
     must="that of the layout",
     known_from="settings",
     word="invalid",
 )
 def _find_other_world_sizes(evidence: Evidence) -> Iterator[str]:
+    if evidence.get("log"):
+        raise NotCheckedError("another trainer wrote the log")
     asked = evidence.row.get("world_size")
     seen = sorted(
         {

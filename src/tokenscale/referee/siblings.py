@@ -404,6 +404,15 @@ class Siblings:
         """Whether all are counted runs of ours."""
         return all(run_id in self.rows and not self.rows[run_id]["external"] for run_id in run_ids)
 
+    def have_clocks(self, *run_ids: str) -> bool:
+        """Whether all logs have a clock. Times that another trainer printed may be equal by their few
+        digits.
+        """
+        return not any(
+            run_id in self.rows and self.rows[run_id]["started_unix_s"] is None
+            for run_id in run_ids
+        )
+
     def family(self, run_id: str) -> tuple:
         """What runs share whose batches are equal: the approach or its twin, and the storage of one
         without a twin.
@@ -444,7 +453,7 @@ def _find_copied_runs(siblings: Siblings) -> Found:
             yield b, f"its validations are a copy of those of run {a}: {words}"
     for field in ("step_s", "own_s", "loss_sum", "grad_norm"):
         for a, b, words in siblings.find_copies(field):
-            if field.endswith("_s") or (
+            if (field.endswith("_s") and siblings.have_clocks(a, b)) or (
                 siblings.are_ours(a, b) and not siblings.have_equal_samples(a, b)
             ):
                 yield a, f"a copy of run {b}: {words}"

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -19,6 +20,8 @@ import numpy as np
 LEVEL = 0.05
 #: ratios of rates inside 1 ± this share count as the same
 MARGIN = 0.01
+#: share of cases in which a difference is to be shown
+POWER = 0.8
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
 #: random sign flips
@@ -291,6 +294,16 @@ def fewest_pairs(family: int = 1, level: float = LEVEL) -> int:
     while family * 2 / 2**n >= level:
         n += 1
     return n
+
+
+def least_shown(effects: Sequence[float], pairs: int) -> float:
+    """Return the difference that the fewest pairs of a verdict show in `POWER` of all cases, if theirs
+    scatter as these effects do, as Gaussian ones: all of them must have one sign.
+
+    >>> round(least_shown([-1.0, 0.0, 1.0], pairs=6), 2)
+    1.79
+    """
+    return NormalDist().inv_cdf(POWER ** (1 / pairs)) * float(np.std(effects, ddof=1))
 
 
 def noise_floor(values: Sequence[float]) -> Summary:

@@ -108,11 +108,12 @@ def _list_run_files(results: Path, runs: set[str]) -> set[str]:
     return {
         path.relative_to(results).as_posix()
         for run in runs
-        for path in _list_files(results / "runs" / run)
+        for path in list_run_files(results / "runs" / run)
     }
 
 
-def _list_files(run: Path) -> Iterator[Path]:
+def list_run_files(run: Path) -> Iterator[Path]:
+    """Yield the files of a run's folder that tables are made of."""
     for pattern in OF_RUN:
         yield from run.glob(pattern)
 

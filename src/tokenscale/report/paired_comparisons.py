@@ -15,7 +15,7 @@ import functools
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,13 +44,20 @@ UNEQUAL_UPDATES = ", unequal updates"
 BY_MARGIN = " by less than the margin"
 RATE = "useful_tokens_per_s"
 LOSS = "validation_loss"
+#: of runs that have no held-out text, as those of other trainers
+TRAINING_LOSS = "training_loss"
 RATE_MARGIN = f"1 ± {statistics.MARGIN:g}"
 #: quantity → the same in the words of a report
-SMALL = {RATE: f" by less than {100 * statistics.MARGIN:g} %", LOSS: BY_MARGIN}
+SMALL = {
+    RATE: f" by less than {100 * statistics.MARGIN:g} %",
+    LOSS: BY_MARGIN,
+    TRAINING_LOSS: BY_MARGIN,
+}
 #: quantity → (words for a ratio above and below 1, what is compared)
 QUANTITIES = {
     RATE: ("faster", "slower", "useful tokens per second"),
     LOSS: ("higher loss", "lower loss", "final validation loss"),
+    TRAINING_LOSS: ("higher loss", "lower loss", "training loss of the last tenth"),
 }
 #: (word for an effect, what follows it where the effect is small)
 EFFECTS = [(word, SMALL[quantity]) for quantity, words in QUANTITIES.items() for word in words[:2]]
@@ -135,20 +142,35 @@ class Judged:
         return replace(self, verdict=verdict, notes=(*self.notes, *filter(None, notes)))
 
 
+def read_comparisons(
+    rows: Callable[[str], pd.DataFrame], primary: Sequence[Mapping[str, Any]] | None
+) -> tuple[list[Judged], str]:
+    """Return `comparisons` of an experiment's tables; `rows` returns those of a query."""
+    of_training = any(each["quantity"] == TRAINING_LOSS for each in primary or ())
+    return comparisons(
+        rows("throughput"),
+        rows("inventory"),
+        primary,
+        validation=rows("validation"),
+        certificates=rows("certificates"),
+        training=rows("training_loss") if of_training else None,
+    )
+
+
 def comparisons(
     throughput: pd.DataFrame,
     runs: pd.DataFrame,
     primary: Sequence[Mapping[str, Any]] | None = None,
     validation: pd.DataFrame | None = None,
     certificates: pd.DataFrame | None = None,
+    training: pd.DataFrame | None = None,
 ) -> tuple[list[Judged], str]:
     """Return (comparisons, primary ones first; sentences on runs that are in no comparison because
     they are not comparable).
 
     `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of
-    approaches. `throughput`, `runs`, `validation` and `certificates` are rows of the queries
-    `throughput`, `inventory`, `validation` and `certificates`. Runs of other programs are in no
-    pair: they have no repeats of ours.
+    approaches. `throughput`, `runs`, `validation`, `certificates` and `training` are rows of the
+    queries `throughput`, `inventory`, `validation`, `certificates` and `training_loss`.
     """
     pairs, sentences = _approach_pairs(throughput, runs)
     others: list[Pair] = []
@@ -157,7 +179,9 @@ def comparisons(
         if validation is not None:
             last = validation[validation["last"].astype(bool)]
             numbers[LOSS] = last.set_index("run_id")["loss"].astype(float).to_dict()
-        main, refused = _primary_pairs(_ours(runs), primary, numbers=numbers)
+        if training is not None:
+            numbers[TRAINING_LOSS] = training.set_index("run_id")["loss"].astype(float).to_dict()
+        main, refused = _primary_pairs(runs, primary, numbers=numbers)
         main = [
             replace(pair, parity=_find_parity(pair, runs, certificates=certificates))
             for pair in main
@@ -170,7 +194,7 @@ def comparisons(
     pairs = [replace(pair, looks=_count_looks(pair, runs)) for pair in pairs]
     judged = judge(pairs, drift=measure_drift(throughput, runs), started=started)
     # each comparison filters the runs, and a row of the inventory has eighty columns
-    noted = runs[["run_id", "cell", "external", "validity", "reasons"]]
+    noted = runs[["run_id", "cell", "validity", "reasons"]]
     found = [_add_notes(comparison, runs=noted, validation=validation) for comparison in judged]
     found += (
         Judged(
@@ -193,10 +217,8 @@ def _count_looks(pair: Pair, runs: pd.DataFrame) -> int:
 
 
 def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Drift:
-    """Return the drift of useful tokens per second over the starts of our own runs, within their
-    cells.
-    """
-    timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
+    """Return the drift of useful tokens per second over the starts of runs, within their cells."""
+    timed = throughput.merge(runs[["run_id", "started_unix_s"]].dropna(), on="run_id")
     timed = timed.sort_values("started_unix_s", kind="stable")
     cells = zip(timed["series"], timed["world_size"], strict=True)
     return _drift(tuple(timed["started_unix_s"]), tuple(timed[RATE]), tuple(cells))
@@ -204,10 +226,6 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Dr
 
 #: a page needs the drift of one experiment three times
 _drift = functools.lru_cache(maxsize=8)(statistics.drift)
-
-
-def _ours(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs[~runs["external"].fillna(False).astype(bool)]
 
 
 def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
@@ -218,7 +236,7 @@ def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
 
 
 def _primary_pairs(
-    ours: pd.DataFrame,
+    runs: pd.DataFrame,
     primary: Sequence[Mapping[str, Any]],
     numbers: Mapping[str, Mapping[str, float]],
 ) -> tuple[list[Pair], list[str]]:
@@ -231,12 +249,12 @@ def _primary_pairs(
         of = comparison["of"]
         over = comparison["over"]
         quantity = comparison["quantity"]
-        rows = ours[ours["cell"].isin([of, over])]
+        rows = runs[runs["cell"].isin([of, over])]
         known = numbers.get(quantity, {})
         refusals = comparability.refusals(rows, factor=comparison["factor"])
         sentences += [refusal.sentence for refusal in refusals]
         refused = differences(refusals)
-        if quantity == LOSS:
+        if quantity != RATE:
             unlike = comparability.find_unlike_units(rows, factor=comparison["factor"])
             refused |= dict.fromkeys(rows["run_id"], unlike) if unlike else {}
             sentences += [f"Not compared: {of}, {over} ({unlike})."] if unlike else []
@@ -267,14 +285,15 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
 
     A group has all factors but the approach in common, at the smallest world size that both have.
     Factors of the Parquet store are those of the approach that is compared; its baseline reads
-    none.
+    none. Runs of other programs, which may call anything an approach, are in no such pair.
     """
     refusals = comparability.refusals(runs, factor="approach")
     refused = differences(refusals)
     names = runs.set_index("run_id")["cell"]
+    of_others = runs["external"].fillna(False).astype(bool)
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
     for row in throughput[
-        throughput["run_id"].isin(set(_ours(runs)["run_id"]) - refused.keys())
+        throughput["run_id"].isin(set(runs.loc[~of_others, "run_id"]) - refused.keys())
     ].itertuples():
         cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)
         cells.setdefault(cell, {})[row.repeat] = row.run_id, row.useful_tokens_per_s
@@ -426,13 +445,8 @@ def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | No
                 judged = judged.mark(
                     mark, f"after {number(of, digits=6)} against {number(over, digits=6)} {unit}"
                 )
-    rows = _ours(runs)
-    return judged.mark(
-        "",
-        describe_left_out(
-            rows[rows["cell"].isin([pair.of, pair.over])], used, refused=pair.refused
-        ),
-    )
+    rows = runs[runs["cell"].isin([pair.of, pair.over])]
+    return judged.mark("", describe_left_out(rows, used, refused=pair.refused))
 
 
 def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, str]) -> str:
@@ -531,13 +545,14 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
     for c in (c for c in compared if c.verdict != EXPLORATORY):
         (of, over) = c.pair.names
         r = c.result.spread
-        loss = c.pair.quantity == LOSS
+        loss = c.pair.quantity != RATE
         parity = f" (parity: {c.pair.parity})" if c.pair.parity else ""
         ratio = format_ratio(r.median)
         if not r.n:
             text = f"{of} against {over}: no pair of runs"
         elif loss:
-            text = f"{of} ends at {ratio}× the validation loss of {over}"
+            kind = "validation" if c.pair.quantity == LOSS else "training"
+            text = f"{of} ends at {ratio}× the {kind} loss of {over}"
         else:
             text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
         spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))

@@ -80,6 +80,7 @@ QUERIES = (
     "parallelism",
     "pipeline",
     "certificates",
+    "training_loss",
 )
 #: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be
 #: printed
@@ -108,8 +109,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         runs, throughput, validation, scaling = map(
             rows, ("inventory", "throughput", "validation", "scaling")
         )
-        of = (throughput, runs, head.get("primary"), validation, rows("certificates"))
-        compared, refused = paired_comparisons.comparisons(*of)
+        compared, refused = paired_comparisons.read_comparisons(rows, head.get("primary"))
         dropped = answers.dropped_shares(rows("dropped_text"))
         compared = answers.note_dropped(compared, dropped, runs)
         verdicts = [c.verdict for c in compared if c.verdict != paired_comparisons.EXPLORATORY]

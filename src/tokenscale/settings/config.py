@@ -947,7 +947,7 @@ class Config:
             own = {key: getattr(run, key) for key in ("run_id", "cell", "repeat", "position")}
             return own | {"run": to_dict(run.settings)}
 
-        rows = [row(run) for run in self.runs(name)] + self.external(name)
+        rows = [row(run) for run in self.runs(name)]
         return self.describe_experiment(name) | {"runs": rows}
 
     def describe_experiment(self, name: str) -> dict[str, Any]:
@@ -983,32 +983,6 @@ class Config:
             for run, ours in pairs
             if run.settings.arm != OURS and ours is not None
         ]
-
-    def external(self, name: str) -> list[dict[str, Any]]:
-        """Return rows of the run table for runs of other programs that have logs, sorted by name.
-
-        Raises UserError if two patterns match one folder.
-        """
-        found: dict[str, dict[str, Any]] = {}
-        for number, group in enumerate(self.experiment(name).external):
-            for repeat, path in enumerate(
-                sorted((self.root / "results/runs").glob(f"{group.runs}/run.json"))
-            ):
-                run_id = path.parent.name
-                if run_id in found:
-                    what = "two patterns match the same run."
-                    where = f"external.{number}.runs"
-                    next_step = "make the patterns disjoint"
-                    raise UserError(
-                        what, file=self.available[name], key=where, run=run_id, next=next_step
-                    )
-                found[run_id] = {
-                    "run_id": run_id,
-                    "external": True,
-                    "cell": group.cell,
-                    "repeat": repeat,
-                }
-        return list(found.values())
 
 
 def find_homes(key: str) -> list[str]:

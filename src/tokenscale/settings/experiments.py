@@ -60,8 +60,6 @@ MAX_RUNS = 100_000
 #: scale of an experiment's own settings; other scales are overlays in its file
 BASE_SCALE = "demo"
 SCALES = (BASE_SCALE, "workstation", "alps", "study", "campaign")
-#: prefix of the run ids of other programs, which tells them from this project's
-EXTERNAL_PREFIX = "external-"
 
 
 @settings_class
@@ -157,20 +155,6 @@ def digest_design(table: Mapping[str, Any]) -> str:
 
 
 @settings_class
-class External:
-    """Runs of another program, compared with this project's by their logs
-    (runs/records/external.py).
-    """
-
-    runs: str = option(
-        description="folders in results/runs: a name, or a pattern such as `external-trainer-*`"
-    )
-    cell: dict[str, Any] = option(
-        dict, description="dotted key → level: the cell of these runs, which count as its repeats"
-    )
-
-
-@settings_class
 class ResumeFrom:
     """Run of the same experiment and repeat, and the step after which another run resumes from
     it.
@@ -238,9 +222,6 @@ class Experiment:
     canary: Canary | None = option(
         None,
         description="further repeats of one cell, spread over the campaign: noise floor and drift",
-    )
-    external: tuple[External, ...] = option(
-        tuple, description="runs of other programs, shown next to this project's"
     )
     target_loss: float | None = option(
         None,
@@ -471,13 +452,6 @@ def find_errors(
             for name in found
             if name not in names
         )
-    for number, group in enumerate(experiment.external):
-        if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
-            text = (
-                f"{group.runs} is not the name or pattern of folders that begin with "
-                f"{EXTERNAL_PREFIX}"
-            )
-            yield f"external.{number}.runs", text
     every = expand_cells(replace(experiment, left_out=()))
     for number, left in enumerate(experiment.left_out):
         if not left.cells or not any(matches(cell, levels=left.cells) for cell in every):

@@ -518,6 +518,18 @@ def test_what_a_source_contradicts_is_refused(tmp_path, write, settings, words):
     assert all(word in text for word in words) and "next" in text, text
 
 
+BEGINNINGS = {
+    "HDF5": b"\x89HDF\r\n\x1a\n",
+    "GGUF": b"GGUF\x03\0\0\0",
+    "SQLite": b"SQLite format 3\0",
+    "PNG": b"\x89PNG\r\n\x1a\n",
+    "PDF": b"%PDF-1.7\n",
+    "ELF": b"\x7fELF\x02\x01\x01\0",
+    "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\n",
+    "HTML": b"<!DOCTYPE html>\n",
+}
+
+
 def write_foreign(kind: str, ids: np.ndarray) -> bytes:
     """The ids as the library of a kind of file writes them."""
     raw = ids.tobytes()
@@ -534,6 +546,8 @@ def write_foreign(kind: str, ids: np.ndarray) -> bytes:
             writer.write_table(table)
     elif kind.startswith("pickle"):
         pickle.dump(ids.tolist(), target, protocol=int(kind[-1]))
+    elif kind in BEGINNINGS:
+        target.write(BEGINNINGS[kind] + raw)
     elif kind == "safetensors":
         target.write(safetensors.numpy.save({"ids": ids}))
     else:
@@ -548,7 +562,7 @@ def write_foreign(kind: str, ids: np.ndarray) -> bytes:
 
 
 FOREIGN = ["NumPy", "zip", "Parquet", "Arrow", *(f"pickle, protocol {n}" for n in range(2, 6))]
-FOREIGN += ["safetensors", "gzip", "zstd", "xz", "bzip2"]
+FOREIGN += ["safetensors", "gzip", "zstd", "xz", "bzip2", *BEGINNINGS]
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

@@ -67,14 +67,22 @@ NO_TIME = {
 RATE = re.compile(
     r"\b(tps|tgs|wps|throughput|(tok|tokens|samples) (per )?(s|sec|second)( per (gpu|device))?)$"
 )
+#: words of a rate → what it counts a second
+COUNTED = {"tokens/s": {"tok", "tokens", "tps", "tgs"}, "samples/s": {"samples"}}
+SECONDS = {"s", "sec", "seconds"}
+#: letters behind a number of standard output
+SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 #: a name and its number; or a name without one, taken whole so that it is tried once, not from each
 #: of its letters
 PAIR = re.compile(
     r"([a-z_][a-z_/\-. ()%]*?)(?:['\"]|(?<!\s))\s*+(?:[:=]\s*+)?['\"]?"
-    rf"({NUMBER})(?=m?s?(?![a-z0-9_]))|[a-z_][a-z_/\-. ()%]*+",
+    rf"({NUMBER})(?=(?:m?s?|(?-i:[{''.join(SCALES)}]))(?![a-z0-9_]))|[a-z_][a-z_/\-. ()%]*+",
     re.IGNORECASE,
 )
+#: behind a number; and numbers that have a unit in place of a name, as llm.c prints them
+UNIT = re.compile(r"\s?(m?s)(?![a-z0-9_])")
+UNNAMED = re.compile(r"(?<![\d.,\w])(\d++(?:\.\d++)?+) (ms|tok/s)(?![a-z0-9_])")
 _is_number = re.compile(rf"\s*{NUMBER}\s*", re.IGNORECASE).fullmatch
 REAL = (float, int)
 #: columns that name the run
@@ -102,8 +110,9 @@ class Number(float):
 
 @dataclass
 class Curve:
-    """Losses, gradient norms and seconds by step (NaN: not known). Units: what a last printed digit
-    is worth, or 0.
+    """Losses, gradient norms and times by step (NaN: not known). Units: what a last printed digit is
+    worth, or 0. `time_unit` is what the log says of times: s or ms, tokens/s or samples/s if they are
+    1 over a rate, or "".
     """
 
     steps: np.ndarray
@@ -112,6 +121,7 @@ class Curve:
     norm: np.ndarray | None = None
     norm_unit: np.ndarray | None = None
     time: np.ndarray | None = None
+    time_unit: str = ""
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -320,14 +330,23 @@ def _read_output(lines: list[str]) -> Rows:
     rows: Rows = []
     for line in lines:
         row: dict[str, Any] = {}
-        for key, text in PAIR.findall(" ".join(line[:1000].split())):
+        shown = " ".join(line[:1000].split())
+        for pair in PAIR.finditer(shown):
+            key, text = pair.groups()
             if not key:
                 continue
             name = _words(key)
+            unit = UNIT.match(shown, pair.end())
+            if unit and TIME.search(name) and not name.endswith("ms"):
+                name += f" {unit[1]}"
             if not STEP.search(name):
                 row[name] = _number(text, thousands=not _is_loss(name))
+                if scale := SCALES.get(shown[pair.end() : pair.end() + 1]):
+                    row[name] *= scale
             elif "step" not in row or name.endswith("step"):
                 row["step"] = _number(text, thousands=True)
+        for text, unit in UNNAMED.findall(shown):
+            row.setdefault(_words(unit), _number(text, thousands=True))
         rows += [row] if any(map(_is_loss, row)) else []
     return rows
 
@@ -407,6 +426,7 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
         norm=_unless_unknown(norms.values),
         norm_unit=norms.units,
         time=_unless_unknown(seconds),
+        time_unit=_find_unit(columns),
         notes=notes,
     )
 
@@ -513,7 +533,9 @@ def _find_columns(rows: Rows, loss: str) -> _Columns:
     times = [
         name
         for name in names
-        if TIME.search(_words(name)) and not NO_TIME & {*_words(name).split()}
+        if TIME.search(_words(name))
+        and not RATE.search(_words(name))
+        and not NO_TIME & {*_words(name).split()}
     ]
     return _Columns(
         loss=loss,
@@ -522,6 +544,18 @@ def _find_columns(rows: Rows, loss: str) -> _Columns:
         time=min(times, key=is_not_of_step, default=None),
         rate=find(RATE),
     )
+
+
+def _find_unit(columns: _Columns) -> str:
+    """Return the unit that the name of the times states, or that of the rate; "" where there is
+    none.
+    """
+    words = _words(columns.time or columns.rate or "").split()
+    if columns.time is None:
+        return next((unit for unit, counted in COUNTED.items() if counted & {*words}), "")
+    if "ms" in words:
+        return "ms"
+    return "s" if SECONDS & {*words} else ""
 
 
 def _drop_empty_losses(rows: Rows, columns: _Columns) -> Rows:

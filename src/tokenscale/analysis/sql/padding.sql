@@ -2,7 +2,7 @@
 -- warm-up ($warmup_steps steps an attempt). Steps do not log what their ignored labels were; the manifest of the store
 -- that a run reads tells them apart for a whole epoch: `padding_share`, and `ignored_share` of labels that are no padding
 -- but begin a document or a piece of one. Both null where a run reads no store, and where its objective leaves out
--- labels of its own (masked, target).
+-- labels of its own (masked, target). Logs that other trainers wrote count no padding, and have no row.
 WITH measured AS (
     SELECT run_id, sum(useful_tokens)::BIGINT AS useful_tokens, sum(total_tokens)::BIGINT AS total_tokens
     FROM measured_steps($warmup_steps)
@@ -26,4 +26,5 @@ JOIN runs AS r USING (run_id)
 LEFT JOIN stored AS s
     ON s.manifest_sha256 = r.store_sha256 AND r.objective = 'causal' AND r.labels = 'all'
     AND r.approach <> 'length-bucketed'                -- its rows are padded anew
+WHERE r.approach IS DISTINCT FROM 'other trainer'
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

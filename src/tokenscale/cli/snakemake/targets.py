@@ -275,19 +275,14 @@ class Targets:
     # -------------------------------------------------------------------------------------------
 
     def table_inputs(self, experiment: str) -> dict[str, list[str]]:
-        """Return the inputs of an experiment's tables by name. No rule makes the records of other
-        programs' runs.
-        """
+        """Return the inputs of an experiment's tables by name."""
         own = self.config.experiment(experiment)
-        config = self.config
         found = {
             "runs": self.run_files([experiment]),
-            "external": [
-                f"results/runs/{run['run_id']}/run.json" for run in config.external(experiment)
-            ],
             "benchmarks": own.benchmark_files(experiment),
             "certificates": [
-                manifests.certificate_file(*pair) for pair in config.compared_trainers(experiment)
+                manifests.certificate_file(*pair)
+                for pair in self.config.compared_trainers(experiment)
             ],
         }
         return self.design_inputs(experiment) | {

@@ -8,6 +8,7 @@ and later downloads must match it. The manifest is written last, so it lists com
 """
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cache
 from glob import has_magic
+from io import BufferedReader
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -31,16 +33,20 @@ from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
 from tokenscale.base.errors import UserError, few, find_nearest, first_line, redact_credentials
 from tokenscale.base.facts import unknown_fact
 from tokenscale.base.files import (
+    REPLACE,
+    check_relative_path,
     lock_folder,
+    move_inside,
+    naming,
+    open_inside,
     read_json,
-    sha256_file,
     sha256_text,
-    sync,
     write_json,
     write_sealed,
 )
 from tokenscale.base.files import open_file as open_regular
 from tokenscale.base.progress import Progress
+from tokenscale.data.corpus.read import COMPRESSION, RawFile, unpack
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 
 VERSION = 1
@@ -62,6 +68,10 @@ FORMS = {
     ".gz": (b"\x1f\x8b", b""),
     ".zst": (b"\x28\xb5\x2f\xfd", b""),
 }
+#: how pages of servers, their errors, and places of files that Git keeps elsewhere begin
+MESSAGE = re.compile(rb"\s*(?:<!doctype html|<html|<\?xml|version https://git-lfs)", re.IGNORECASE)
+#: a server's message is shorter
+SHORT_BYTES = 4096
 #: fact of a file whose server states no length: what ends early may look whole
 NO_LENGTH = unknown_fact("the server states none")
 #: bytes at the end of a file in which its last line is looked for
@@ -111,22 +121,23 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
                     while local in used_names:  # two lists have a file of the same name
                         local = f"{key}-{local}"
                     used_names.add(_check_local_name(local, name))
-                    target = directory / local
-                    hashes[name], unstated = _fetch_file(
+                    fetched = _fetch_file(
                         fetch,
                         source,
                         name=name,
-                        target=target,
+                        directory=directory,
+                        local=local,
                         declared=declared.get(name),
                         recorded=hashes.get(name),
                     )
-                    if unstated:
+                    hashes[name] = fetched.sha256
+                    if fetched.unstated:
                         lengths[name] = NO_LENGTH
                     entry = {
                         "name": local,
                         "from": name,
-                        "bytes": target.stat().st_size,
-                        "sha256": hashes[name],
+                        "bytes": fetched.size,
+                        "sha256": fetched.sha256,
                         **({"length": lengths[name]} if name in lengths else {}),
                     }
                     manifest.setdefault(key, []).append(entry)
@@ -151,62 +162,113 @@ def _check_local_name(local: str, name: str) -> str:
     """Return the local file name. Raises UserError if it would leave the download folder: names may
     be untrusted.
     """
-    if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
+    with _refusing_names(local, name):
+        os.fsencode(local)
+        return check_relative_path(local)
+
+
+@contextmanager
+def _refusing_names(local: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
         what = "a file of the source would be written outside of its folder."
         next_step = "name the file by another path"
-        raise UserError(what, file=repr(name), found=repr(local), next=next_step)
-    return local
+        raise UserError(what, file=repr(name), found=repr(local), next=next_step) from None
+
+
+class Fetched(NamedTuple):
+    """Hash and size of a downloaded file; `unstated` if nothing states how long it must be."""
+
+    sha256: str
+    size: int
+    unstated: bool = False
 
 
 def _fetch_file(
     fetch: Callable[..., bool],
     source: SourceSettings,
     name: str,
-    target: Path,
+    directory: Path,
+    local: str,
     declared: str | None,
     recorded: str | None,
-) -> tuple[str, bool]:
-    """Download the file to `target` unless it is there. Return its hash, and whether nothing states
-    how long it must be. Raises UserError if it is not the declared one or, where none is declared,
-    not the recorded one.
+) -> Fetched:
+    """Download the file `local` of a folder unless it is there. Raises UserError if it is not the
+    declared one or, where none is declared, not the recorded one.
     """
     expected = declared or recorded
-    if expected and target.is_file() and sha256_file(target) == expected:
-        print(f"{target.name}: already here", flush=True)
-        return expected, False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
+    shown = local.rpartition("/")[2]
+    if expected and (found := _find_file(directory, local, expected)) is not None:
+        print(f"{shown}: already here", flush=True)
+        return found
+    # directly in the folder: none of the folders of its name can be replaced by a link meanwhile
+    part = directory / f"{shown}.part"
     stated = fetch(source, name, part, bool(expected))
-    digest = sha256_file(part)
-    size = part.stat().st_size
-    if expected and digest != expected:
+    try:
+        with open(open_regular(part, follow=False), "rb") as file, naming(part):
+            check_form(name, file)
+            if not expected:
+                check_first_answer(name, RawFile(part, file))
+            found = _measure(file)
+            if expected and found.sha256 != expected:
+                raise _other_file_error(
+                    found,
+                    name=name,
+                    target=directory / local,
+                    declared=declared,
+                    expected=expected,
+                )
+            os.fsync(file.fileno())
+        with _refusing_names(local, name):
+            move_inside(directory, part.name, local)
+    except UserError:
         part.unlink()
-        what = (
-            "a downloaded file is not the one that was "
-            f"{'declared' if declared else 'downloaded first'}."
-        )
-        changed = (
-            f"the source has changed; to accept it, remove its line from {RECORD} in the folder "
-            "of the download"
-        )
-        next_step = "check the declared hash and the address" if declared else changed
-        found = f"{digest}  ({size:,} bytes)"
-        raise UserError(
-            what,
-            address=name,
-            file=target,
-            expected=f"sha256 {expected}",
-            found=found,
-            next=next_step,
-        )
-    sync(part)
-    part.replace(target)
-    sync(target.parent)
+        raise
     unstated = not (stated or declared)
-    print(f"{target.name}: {size:,} bytes, sha256 {digest}", flush=True)
+    print(f"{shown}: {found.size:,} bytes, sha256 {found.sha256}", flush=True)
     if unstated:
-        print(f"{target.name}: its length is {NO_LENGTH}", flush=True)
-    return digest, unstated
+        print(f"{shown}: its length is {NO_LENGTH}", flush=True)
+    return found._replace(unstated=unstated)
+
+
+def _find_file(directory: Path, local: str, expected: str) -> Fetched | None:
+    """Return the facts of an earlier download's file; None if it is missing, another file, a link
+    or behind a link.
+    """
+    try:
+        with open(open_inside(directory, local), "rb") as file, naming(directory / local):
+            found = _measure(file)
+    except (FileNotFoundError, UserError, ValueError):
+        return None
+    return found if found.sha256 == expected else None
+
+
+def _measure(file: BufferedReader) -> Fetched:
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Fetched(digest, size=os.fstat(file.fileno()).st_size)
+
+
+def _other_file_error(
+    found: Fetched, name: str, target: Path, declared: str | None, expected: str
+) -> UserError:
+    what = (
+        "a downloaded file is not the one that was "
+        f"{'declared' if declared else 'downloaded first'}."
+    )
+    changed = (
+        f"the source has changed; to accept it, remove its line from {RECORD} in the folder "
+        "of the download"
+    )
+    return UserError(
+        what,
+        address=name,
+        file=target,
+        expected=f"sha256 {expected}",
+        found=f"{found.sha256}  ({found.size:,} bytes)",
+        next="check the declared hash and the address" if declared else changed,
+    )
 
 
 # --- the loop that downloads one file
@@ -260,9 +322,6 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> bo
                 resumable=resumable,
             )
             record.unlink(missing_ok=True)
-            check_form(address, part)
-            if not stated:
-                check_end(address, part)
             return stated
         except Retry as retry:
             reason = retry.reason
@@ -294,35 +353,48 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> bo
         sleep(min(60.0, 2.0 ** (failures - 1)) if pause is None else pause)
 
 
-def check_form(address: str, part: Path) -> None:
-    """Remove a downloaded file that does not begin and end as its name says, and raise UserError: a
+def check_form(address: str, file: BufferedReader) -> None:
+    """Raise UserError for a downloaded file that does not begin and end as its name says: a
     server's message, or a file cut short by a server that states no length.
     """
     name = urlsplit(address).path.lower()
     start, end = next((of for ending, of in FORMS.items() if name.endswith(ending)), (b"", b""))
-    with open(part, "rb") as file:
-        head = file.read(200)
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
-        tail = file.read()
+    head = file.read(200)
+    file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+    tail = file.read()
     whole = head.startswith(start) and tail.endswith(end)
     if name.endswith((".jsonl", ".ndjson")):
         whole = _ends_as_json_lines(tail)
     if not whole:
-        part.unlink()
         raise _cut_error(address, begins=ascii(head[:60].decode("utf-8", "replace")))
 
 
-def check_end(address: str, part: Path) -> None:
-    """Remove a compressed file that does not unpack to its end, and raise UserError."""
-    from tokenscale.data.corpus.read import COMPRESSION, unpack
-
+def check_first_answer(address: str, file: RawFile) -> None:
+    """Raise UserError for what no hash proves yet, and is nothing, a message of a server, or a
+    compressed file that does not unpack to its end.
+    """
+    with file.open() as opened:
+        head = opened.read(SHORT_BYTES)
+    page = urlsplit(address).path.lower().endswith((".html", ".htm", ".xml"))
+    if not head or (MESSAGE.match(head) and not page) or _is_error(head):
+        raise _cut_error(address, begins=ascii(head[:60].decode("utf-8", "replace")))
     kind = COMPRESSION.get(Path(urlsplit(address).path.lower()).suffix)
     try:
-        for _ in unpack(part, kind) if kind else ():
+        for _ in unpack(file, kind) if kind else ():
             pass
     except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
-        part.unlink()
         raise _cut_error(address, reason=first_line(error)) from None
+
+
+def _is_error(head: bytes) -> bool:
+    """Return whether a short file is one JSON object as servers send with an error."""
+    try:
+        found = json.loads(head) if len(head) < SHORT_BYTES else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and not {"error", "errors", "message", "detail"}.isdisjoint(
+        found
+    )
 
 
 def _cut_error(address: str, **facts: str) -> UserError:
@@ -330,7 +402,8 @@ def _cut_error(address: str, **facts: str) -> UserError:
         "what a server sent is not the whole of such a file.",
         address=address,
         **facts,
-        next="check the address, and whether it needs a login; then repeat the command",
+        next="check the address, and whether it needs a login, then repeat the command; if this is "
+        "the file, write #sha256=HASH behind its address",
     )
 
 
@@ -343,7 +416,7 @@ def _ends_as_json_lines(tail: bytes) -> bool:
         return True
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -697,7 +770,11 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
     try:
         os.link(blob, part)
     except OSError:
-        shutil.copyfile(blob, part)
+        with (
+            open(open_regular(blob), "rb") as original,
+            open(open_regular(part, flags=REPLACE, follow=False), "wb") as file,
+        ):
+            shutil.copyfileobj(original, file)
     return True
 
 

@@ -6,15 +6,17 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import read_record, sha256_file
-from tokenscale.base.manifests import check_file
+from tokenscale.base.manifests import open_checked
 from tokenscale.data.corpus.columns import match_targets, select_part
-from tokenscale.data.corpus.read import has_documents, read_texts
+from tokenscale.data.corpus.read import RawFile, has_documents, read_raw_file
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings, SourceSettings
 
 MISSING = "a source file is missing."
@@ -101,22 +103,31 @@ def describe(
 def describe_downloads(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Return the source's entry. Raises UserError for a missing or changed file of a part."""
+    """Return the source's entry. Raises UserError for a missing file of a part, or one of another
+    size; its hash is checked when it is read.
+    """
     manifest = _read_download_manifest(downloads)
     assert downloads is not None  # else the manifest is refused
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
-            next_step = f"snakemake -f {downloads / 'manifest.json'}"
-            check_file(
-                downloads,
-                name=file["name"],
-                size=file["bytes"],
-                sha256=file["sha256"],
-                what="download",
-                next=next_step,
-            )
+            with _open_download(downloads, file | {"sha256": None}):
+                pass
     return {k: v for k, v in manifest.items() if k != "schema_version"}
+
+
+def _open_download(
+    downloads: Path, entry: dict[str, Any]
+) -> AbstractContextManager[BufferedReader]:
+    """Open a downloaded file, and check it against its entry in the manifest."""
+    return open_checked(
+        downloads,
+        name=entry["name"],
+        size=entry["bytes"],
+        sha256=entry["sha256"],
+        what="download",
+        next=f"snakemake -f {downloads / 'manifest.json'}",
+    )
 
 
 def documents(
@@ -216,17 +227,43 @@ def too_many_parts_error(corpus: CorpusSettings, files: int) -> UserError:
 def _read_documents(
     source: SourceSettings, downloads: Path | None, key: str, part: tuple[int, int] | None
 ) -> Iterator[tuple[str | None, str]]:
+    entries: dict[Path, dict[str, Any]] = {}
     if source.kind == "files":
         files = list_files(source, key)
         targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), key=TRANSLATION_KEYS[key])
     else:
         manifest = _read_download_manifest(downloads)
-        files = [(file["name"], downloads / file["name"]) for file in manifest.get(key, ())]
-        targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
+        assert downloads is not None  # else the manifest is refused
+        texts, translations = (
+            {downloads / entry["name"]: entry for entry in manifest.get(name, ())}
+            for name in (key, TRANSLATION_KEYS[key])
+        )
+        entries = texts | translations
+        files = [(entry["name"], path) for path, entry in texts.items()]
+        targets = list(translations)
     pairs = list(match_targets(files, targets, key=TRANSLATION_KEYS[key]))
     for (name, path), target in select_part(pairs, part):
-        for number, text in enumerate(read_texts(path, source, target)):
-            yield text, f"{name}::{number}"
+        with ExitStack() as stack:
+            file = stack.enter_context(_open_raw(path, downloads, entries.get(path)))
+            translated = None
+            if target is not None:
+                translated = stack.enter_context(_open_raw(target, downloads, entries.get(target)))
+            for number, text in enumerate(read_raw_file(file, source, translated)):
+                yield text, f"{name}::{number}"
+
+
+@contextmanager
+def _open_raw(
+    path: Path, downloads: Path | None, entry: dict[str, Any] | None
+) -> Iterator[RawFile]:
+    """Yield a source file: one of the user's by its path, and a downloaded one, which has an entry
+    in the manifest of its folder, opened and checked.
+    """
+    if downloads is None or entry is None:
+        yield RawFile(path)
+        return
+    with _open_download(downloads, entry) as checked:
+        yield RawFile(path, checked)
 
 
 def _read_download_manifest(downloads: Path | None) -> dict[str, Any]:

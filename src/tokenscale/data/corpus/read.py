@@ -9,11 +9,13 @@ import codecs
 import gzip
 import io
 import json
+import os
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -23,7 +25,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from tokenscale.base.errors import UserError, first_line
-from tokenscale.base.files import RATIO, UNPACKED, open_file
+from tokenscale.base.files import RATIO, UNPACKED, naming, naming_anew, open_file
 from tokenscale.data.corpus.columns import (
     get_column,
     get_type,
@@ -57,8 +59,35 @@ Span = tuple[int, int]
 Rows = Iterator[tuple[str | None, ...]]
 
 
+class RawFile(NamedTuple):
+    """File of a source: its path, whose ending says what it holds, and the file itself if it has
+    been opened and checked: what is read is then that file, whatever the path leads to.
+    """
+
+    path: Path
+    checked: BufferedReader | None = None
+
+    def open(self) -> BufferedReader:
+        """Open the file at its beginning. Raises UserError as `open_file` does."""
+        if self.checked is None:
+            return open(open_file(self.path), "rb")
+        with naming_anew(self.path):
+            return open(f"/dev/fd/{self.checked.fileno()}", "rb")
+
+    def measure_size(self) -> int:
+        return os.stat(self.path if self.checked is None else self.checked.fileno()).st_size
+
+
 def read_texts(
     path: Path, source: SourceSettings, target: Path | None = None, span: Span | None = None
+) -> Iterator[str | None]:
+    """Yield the texts of a file by its path; see `read_raw_file`."""
+    translated = None if target is None else RawFile(target)
+    return read_raw_file(RawFile(path), source, translated, span)
+
+
+def read_raw_file(
+    file: RawFile, source: SourceSettings, target: RawFile | None = None, span: Span | None = None
 ) -> Iterator[str | None]:
     """Yield the texts of a file in order, with None for null.
 
@@ -67,16 +96,16 @@ def read_texts(
     last), see `find_start`, and a Parquet file to row groups. Raises UserError for an unknown file
     ending, and as `refusals.REFUSALS` lists.
     """
-    form = "pairs" if target is not None else detect_format(path, source)
+    form = "pairs" if target is not None else detect_format(file.path, source)
     if target is not None:  # text whatever the file ending, such as europarl.de and europarl.en
         rows: Rows = read_line_pairs(
-            _split_text(path, separator="\n"),
+            _split_text(file, separator="\n"),
             second=_split_text(target, separator="\n"),
-            path=path,
-            target=target,
+            path=file.path,
+            target=target.path,
         )
     elif (read := FORMATS[form].read) is not None:
-        rows = read(path, list_columns(source), span)
+        rows = read(file, list_columns(source), span)
     elif source.target_column is not None:
         next_step = (
             "name the file of translations as target_files, or write the pairs to Parquet, JSON "
@@ -84,17 +113,17 @@ def read_texts(
         )
         raise UserError(
             "a text file has no columns to hold pairs.",
-            file=path,
+            file=file.path,
             key="source.target_column",
             next=next_step,
         )
     elif source.separator is not None:
-        yield from _split_text(path, separator=source.separator.replace("\r\n", "\n"), span=span)
+        yield from _split_text(file, separator=source.separator.replace("\r\n", "\n"), span=span)
         return
     else:
-        yield _read_whole(path, what="too long", maximum=LONGEST_CHARACTERS)
+        yield _read_whole(file, what="too long", maximum=LONGEST_CHARACTERS)
         return
-    yield from join_pairs(rows, path)
+    yield from join_pairs(rows, file.path)
 
 
 def read_usable_texts(
@@ -113,10 +142,10 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
     """
     form = "pairs" if target is not None else detect_format(path, source)
     if form == "parquet":
-        with _open_parquet(path, columns=list_columns(source)) as file:
+        with _open_parquet(RawFile(path), columns=list_columns(source)) as file:
             return file.metadata.num_rows > 0
     if form == "text" and source.separator is None and source.target_column is None:
-        return any(characters.strip() for characters in _read_characters(path))
+        return any(characters.strip() for characters in _read_characters(RawFile(path)))
     return any(True for _ in read_texts(path, source, target=target))
 
 
@@ -149,11 +178,12 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
 
 
 @contextmanager
-def _open_parquet(path: Path, columns: dict[str, str]) -> Iterator[pq.ParquetFile]:
+def _open_parquet(raw: RawFile, columns: dict[str, str]) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once
     and holds text.
     """
-    with open(open_file(path), "rb") as opened:
+    path = raw.path
+    with naming(path), raw.open() as opened:
         try:
             # pre-buffering keeps read bytes
             file = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
@@ -223,14 +253,15 @@ def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
         )
 
 
-def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Rows:
-    with _open_parquet(path, columns) as file:
-        yield from _read_opened(file, path, columns=columns, span=span)
+def _read_parquet(raw: RawFile, columns: dict[str, str], span: Span | None) -> Rows:
+    with _open_parquet(raw, columns) as file:
+        yield from _read_opened(file, raw, columns=columns, span=span)
 
 
 def _read_opened(
-    file: pq.ParquetFile, path: Path, columns: dict[str, str], span: Span | None
+    file: pq.ParquetFile, raw: RawFile, columns: dict[str, str], span: Span | None
 ) -> Rows:
+    path = raw.path
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     first, last = span or (0, len(groups))
     names = list(columns.values())
@@ -238,7 +269,7 @@ def _read_opened(
     # fewer rows per batch for long documents
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
-    most = UNPACKED + RATIO * path.stat().st_size
+    most = UNPACKED + RATIO * raw.measure_size()
     unpacked = 0
     try:
         for batch in file.iter_batches(size, range(first, last), names, use_threads=False):
@@ -305,17 +336,18 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_make_object)
 
 
-def is_array(path: Path) -> bool:
+def is_array(file: RawFile) -> bool:
     """Return whether a file begins as a JSON array."""
-    return next(_read_characters(path), "").lstrip()[:1] == "["
+    return next(_read_characters(file), "").lstrip()[:1] == "["
 
 
-def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
+def _read_json(file: RawFile, keys: dict[str, str], span: Span | None) -> Rows:
     """Yield the texts under `keys` of each line, or of each element if the file is one array."""
-    if span is None and is_array(path):
+    path = file.path
+    if span is None and is_array(file):
         done = 0
         with suppress(ValueError, RecursionError):  # plans read the first element alone
-            first = _DECODER.raw_decode(next(_read_characters(path)).lstrip()[1:].lstrip())[0]
+            first = _DECODER.raw_decode(next(_read_characters(file)).lstrip()[1:].lstrip())[0]
             yield _get_texts(
                 first,
                 keys,
@@ -325,7 +357,7 @@ def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
             )
             done = 1
         rows = _decode_json(
-            _read_whole(path, what="array", maximum=ARRAY_CHARACTERS), path, what="array"
+            _read_whole(file, what="array", maximum=ARRAY_CHARACTERS), path, what="array"
         )
         for number, row in enumerate(rows[done:], start=done + 1):
             yield _get_texts(
@@ -337,7 +369,7 @@ def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
             )
         return
     label = "line" if span is None else f"line after byte {span[0]:,}"
-    for number, line in enumerate(_split_text(path, separator="\n", span=span), start=1):
+    for number, line in enumerate(_split_text(file, separator="\n", span=span), start=1):
         line = line.removeprefix("\ufeff")  # of files that were joined
         if line.strip():
             yield _get_texts(
@@ -411,16 +443,16 @@ def _get_texts(
 # text
 
 
-def _read_whole(path: Path, what: str, maximum: int) -> str:
+def _read_whole(file: RawFile, what: str, maximum: int) -> str:
     """Return the text of a file. Raises the refusal `what` for more than `maximum` characters."""
     parts = []
     length = 0
-    for characters in _read_characters(path):
+    for characters in _read_characters(file):
         parts.append(characters)
         length += len(characters)
         _check_length(
             length,
-            path,
+            file.path,
             number=0,
             what=what,
             maximum=maximum,
@@ -428,18 +460,18 @@ def _read_whole(path: Path, what: str, maximum: int) -> str:
     return "".join(parts)
 
 
-def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterator[str]:
+def _split_text(file: RawFile, separator: str, span: Span | None = None) -> Iterator[str]:
     """Yield the pieces between separators. An empty last piece, after a final separator, is
     skipped.
     """
     partial: list[str] = []
     rest = ""
     number = length = 0
-    for characters in _read_characters(path, span, nul="\0" in separator):
+    for characters in _read_characters(file, span, nul="\0" in separator):
         pieces = (rest + characters).split(separator)
         length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
         number += len(pieces) - 1
-        _check_length(length, path, number=number)
+        _check_length(length, file.path, number=number)
         if len(pieces) == 1:  # the separator may span two chunks: keep its possible beginning
             cut = max(0, len(pieces[0]) - len(separator) + 1)
             partial.append(pieces[0][:cut])
@@ -492,7 +524,7 @@ def _check_length(
         )
 
 
-def _read_characters(path: Path, span: Span | None = None, nul: bool = False) -> Iterator[str]:
+def _read_characters(file: RawFile, span: Span | None = None, nul: bool = False) -> Iterator[str]:
     """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced
     by "\n".
 
@@ -500,13 +532,14 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     newlines = io.IncrementalNewlineDecoder(None, translate=False)
+    path = file.path
     done = span[0] if span else 0
-    for data in chain(read_bytes(path, span), (b"",)):
+    for data in chain(read_bytes(file, span), (b"",)):
         pending = len(decoder.getstate()[0])
         try:
             characters = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            compressed = path.suffix.lower() not in COMPRESSION and _detect_compression(path)
+            compressed = path.suffix.lower() not in COMPRESSION and _detect_compression(file)
             what = "compression" if compressed else "utf-8"
             byte = f"{done - pending + error.start:,}"
             raise damaged(
@@ -528,25 +561,26 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
 # bytes
 
 
-def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
+def read_bytes(file: RawFile, span: Span | None = None) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file in chunks, none of them empty; `span` is for
     uncompressed files.
     """
+    path = file.path
     name = path.name.lower().removesuffix(".bin")  # litdata writes chunk.zstd.bin
     kind = COMPRESSION.get(Path(name).suffix)
     done = 0
     (first, last) = span or (0, sys.maxsize)
     try:
-        if kind and not path.stat().st_size:
+        if kind and not file.measure_size():
             raise EOFError("0 bytes")
         if kind:
-            for data in unpack(path, kind):
+            for data in unpack(file, kind):
                 done += len(data)
                 yield data
             return
-        with open(open_file(path), "rb") as file:
-            file.seek(first)
-            while data := file.read(min(CHUNK_BYTES, last - first - done)):
+        with file.open() as opened:
+            opened.seek(first)
+            while data := opened.read(min(CHUNK_BYTES, last - first - done)):
                 done += len(data)
                 yield data
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
@@ -555,20 +589,20 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
         if (
             not done
             and path.is_file()
-            and path.stat().st_size
-            and _detect_compression(path) != kind
+            and file.measure_size()
+            and _detect_compression(file) != kind
         ):
             what = "compression"
         raise damaged(path, what, found=found, byte=f"{done:,} (unpacked)") from None
 
 
-def unpack(path: Path, kind: str) -> Iterator[bytes]:
+def unpack(raw: RawFile, kind: str) -> Iterator[bytes]:
     """Yield the content of a file compressed as gzip or zstd. Raises EOFError for a file that is
     cut or unpacks to far more than its size, OSError, zlib.error and ZstdError.
     """
-    most = UNPACKED + RATIO * path.stat().st_size
+    most = UNPACKED + RATIO * raw.measure_size()
     done = 0
-    with open(open_file(path), "rb") as opened:
+    with raw.open() as opened:
         file = cast(IO[bytes], gzip.GzipFile(fileobj=opened) if kind == "gzip" else opened)
         chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
         for data in decompress_zstd(file) if kind == "zstd" else chunks:
@@ -578,9 +612,9 @@ def unpack(path: Path, kind: str) -> Iterator[bytes]:
             yield data
 
 
-def _detect_compression(path: Path) -> str | None:
-    with path.open("rb") as file:
-        begins = file.read(4)
+def _detect_compression(file: RawFile) -> str | None:
+    with file.open() as opened:
+        begins = opened.read(4)
     return next((kind for kind, magic in MAGIC.items() if re.match(magic, begins)), None)
 
 
@@ -601,12 +635,12 @@ def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
 
 
 class Format(NamedTuple):
-    """Format of source files: their endings, the reader of (path, columns, span), what the reader
+    """Format of source files: their endings, the reader of (file, columns, span), what the reader
     changes in a text or leaves out, and the counts of `build.clean` for texts that it cannot give.
     """
 
     endings: tuple[str, ...]
-    read: Callable[[Path, dict[str, str], Span | None], Rows] | None
+    read: Callable[[RawFile, dict[str, str], Span | None], Rows] | None
     changes: str
     counts: tuple[str, ...] = ()
 
@@ -631,15 +665,19 @@ FORMATS = {
     ),
     "tsv": Format(
         endings=(".tsv",),
-        read=lambda path, columns, _: read_table(
-            split_tsv(_split_text(path, separator="\n"), path), names=columns, path=path
+        read=lambda file, columns, _: read_table(
+            split_tsv(_split_text(file, separator="\n"), file.path),
+            names=columns,
+            path=file.path,
         ),
         changes=f"{_ENCODING}; blank lines are skipped; quotes are text",
     ),
     "csv": Format(
         endings=(".csv",),
-        read=lambda path, columns, _: read_table(
-            split_csv(_split_text(path, separator="\n"), path), names=columns, path=path
+        read=lambda file, columns, _: read_table(
+            split_csv(_split_text(file, separator="\n"), file.path),
+            names=columns,
+            path=file.path,
         ),
         changes=f"{_ENCODING}; blank lines are skipped; quotes around a field are removed",
     ),
@@ -650,12 +688,14 @@ FORMATS = {
     ),
     "mds": Format(
         endings=(".mds",),
-        read=lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path=path),
+        read=lambda file, columns, _: read_mds(b"".join(read_bytes(file)), columns, path=file.path),
         changes="",
     ),
     "litdata": Format(
         endings=(".bin",),
-        read=lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path=path),
+        read=lambda file, columns, _: read_litdata(
+            b"".join(read_bytes(file)), columns, path=file.path
+        ),
         changes="",
         counts=("no_text",),
     ),

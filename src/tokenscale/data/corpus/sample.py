@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.read import (
     COMPRESSION,
+    RawFile,
     detect_format,
     find_start,
     is_array,
@@ -58,7 +59,7 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
     next(read_texts(paths[0], source), None)  # raises for a missing column or an unreadable file
     kinds = set(forms.values())
     packed = any(path.suffix.lower() in COMPRESSION for path in paths)
-    arrays = any(form == "jsonl" and is_array(path) for path, form in forms.items())
+    arrays = any(form == "jsonl" and is_array(RawFile(path)) for path, form in forms.items())
     size = sum(path.stat().st_size for path in paths)
     if kinds == {"parquet"}:
         found = _sample_row_groups(

@@ -18,8 +18,17 @@ import numpy as np
 import pyarrow as pa
 
 from tokenscale.base.errors import UserError, first_line, unknown
-from tokenscale.base.files import read_file, read_json
-from tokenscale.data.tokenizers.base import ROLES, Texts, Tokenizer, join_ids, split_ids, to_strings
+from tokenscale.base.files import read_json
+from tokenscale.data.tokenizers.base import (
+    ROLES,
+    Texts,
+    Tokenizer,
+    join_ids,
+    open_tokenizer_file,
+    read_tokenizer_file,
+    split_ids,
+    to_strings,
+)
 from tokenscale.settings.registry import TOKENIZERS
 
 #: number of fuzz texts that every engine is tested on
@@ -137,6 +146,8 @@ _PIECES = (
 #: fewer texts, as in training, are encoded one by one by gigatoken: a batch costs about 0.5 ms for
 #: arrays and threads
 FEW_TEXTS = 64
+#: file of Tekken's ranks in tiktoken's format
+RANKS = "ranks.tiktoken"
 #: gigatoken's name for the pre-tokenizer pattern of Tekken
 TEKKENS_PATTERN = "nemotron"
 #: engine whose ids are correct by definition
@@ -203,11 +214,11 @@ class Unavailable(Exception):
     """Engine cannot be used here; the message is a short reason."""
 
 
-def read_fast_json(path: Path) -> dict[str, Any]:
-    """Read a tokenizer.json without template, truncation, padding and dropout of merges: ids depend
+def parse_fast_json(content: bytes) -> dict[str, Any]:
+    """Parse a tokenizer.json without template, truncation, padding and dropout of merges: ids depend
     on text alone.
     """
-    data = json.loads(read_file(path))
+    data = json.loads(content)
     data["model"] |= {"dropout": None} if "dropout" in data["model"] else {}
     data["added_tokens"] = data.get("added_tokens") or []
     return data | {"post_processor": None, "truncation": None, "padding": None}
@@ -313,8 +324,9 @@ def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
     """
     # written by tokenscale in this form; parsing megabytes of JSON is slow
     if "derived" in manifest:
-        return read_file(folder / "tokenizer.json").decode("utf-8")
-    return json.dumps(remove_control(read_fast_json(folder / manifest["file"]["name"]), manifest))
+        return read_tokenizer_file(folder, manifest, name="tokenizer.json").decode("utf-8")
+    data = parse_fast_json(read_tokenizer_file(folder, manifest))
+    return json.dumps(remove_control(data, manifest))
 
 
 def count_threads() -> int:
@@ -352,8 +364,10 @@ def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
     try:
         if manifest["kind"] == "tekken":  # loading ranks takes a third of the time
             first_id = manifest["control_ids"]
-            ranks = str(folder / "ranks.tiktoken")
-            tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=TEKKENS_PATTERN)
+            with open_tokenizer_file(folder, manifest, name=RANKS) as file:
+                tokenizer = gigatoken.Tokenizer.from_tiktoken(
+                    f"/dev/fd/{file.fileno()}", pretokenizer=TEKKENS_PATTERN
+                )
         else:
             tokenizer = gigatoken.Tokenizer.from_json(load_fast_json(folder, manifest))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
@@ -410,7 +424,7 @@ def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
     text.
     """
     tiktoken = _import("tiktoken")
-    data = json.loads(read_file(folder / manifest["file"]["name"]))
+    data = json.loads(read_tokenizer_file(folder, manifest))
     control_ids = data["config"]["default_num_special_tokens"]
     ordinary = manifest["vocabulary_size"] - control_ids
     ranks = {
@@ -455,9 +469,9 @@ def open_mistral_common(folder: Path, manifest: dict[str, Any]) -> Engine:
     """Open Mistral's own reader of Tekken, for comparison. The slowest engine, with heavy
     imports.
     """
-    tokenizer = _import("mistral_common.tokens.tokenizers.tekken").Tekkenizer.from_file(
-        folder / manifest["file"]["name"]
-    )
+    library = _import("mistral_common.tokens.tokenizers.tekken")
+    with open_tokenizer_file(folder, manifest, name=manifest["file"]["name"]) as file:
+        tokenizer = library.Tekkenizer.from_file(f"/dev/fd/{file.fileno()}")
 
     def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         return join_ids(
@@ -558,6 +572,10 @@ class EngineTokenizer(Tokenizer):
         self._engines = TOKENIZERS[self.kind].engines
         self.engine, self._engine = self._choose(requested)
         self.engine_version = self._engine.version
+
+    def read(self) -> bytes:
+        """Return the content of the tokenizer's file."""
+        return read_tokenizer_file(self.path.parent, self.manifest)
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts; see `Tokenizer.encode`. Raises UserError for text that the engine
@@ -669,7 +687,7 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     reference = open_engine(REFERENCE, folder, manifest=manifest)
     names = {}
     if "derived" not in manifest:  # those of Tekken are known
-        data = read_fast_json(folder / manifest["file"]["name"])
+        data = parse_fast_json(read_tokenizer_file(folder, manifest))
         names = find_control(data, manifest) | {
             token["id"]: token["content"] for token in data["added_tokens"]
         }

@@ -2,13 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from tokenscale.base.files import check_file_name, check_types, read_manifest_file, report_malformed
+from tokenscale.base.files import (
+    check_file_name,
+    check_types,
+    read_manifest_file,
+    report_malformed,
+)
+from tokenscale.base.manifests import open_checked
 from tokenscale.settings.data import TokenizerSettings
 
 #: recorded in every manifest: control-token text inside a document stays ordinary text
@@ -115,7 +123,7 @@ def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
     )
     with report_malformed(path, what="manifest of the tokenizer", next=rebuild_command(directory)):
         check_types(manifest, fields=FIELDS)
-        for file in [manifest["file"], *manifest.get("derived", [])]:
+        for file in list_files(manifest):
             check_types(file, fields={"name": str, "bytes": int, "sha256": str})
             check_file_name(file["name"])
         ids = [manifest.get(role) or 0 for role in ROLES]
@@ -124,3 +132,40 @@ def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
         if not 0 <= manifest.get("accepted_loss", 0) <= 1:
             raise ValueError(f"accepted_loss {manifest['accepted_loss']}")
     return manifest
+
+
+def list_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of a tokenizer's files in its manifest: the file, and those derived from
+    it.
+    """
+    return [manifest["file"], *manifest.get("derived", [])]
+
+
+def open_tokenizer_file(
+    folder: Path, manifest: dict[str, Any], name: str
+) -> AbstractContextManager[BufferedReader]:
+    """Open a file of a tokenizer, and check it: what is read is then what the manifest lists.
+
+    Raises UserError as `open_checked` does, and for a manifest that lists no such file.
+    """
+    next_step = rebuild_command(folder)
+    path = folder / "manifest.json"
+    with report_malformed(path, what="manifest of the tokenizer", next=next_step):
+        entry = {file["name"]: file for file in list_files(manifest)}[name]
+    return open_checked(
+        folder,
+        name=name,
+        size=entry["bytes"],
+        sha256=entry["sha256"],
+        what="tokenizer",
+        next=next_step,
+    )
+
+
+def read_tokenizer_file(folder: Path, manifest: dict[str, Any], name: str | None = None) -> bytes:
+    """Return the content of a file of a tokenizer, by default of the one that is not derived; see
+    `open_tokenizer_file`.
+    """
+    name = name or manifest["file"]["name"]
+    with open_tokenizer_file(folder, manifest, name) as file:
+        return file.read()

@@ -30,7 +30,11 @@ from tokenscale.base.files import (
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.backends import import_library
-from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import (
+    Tokenizer,
+    read_tokenizer_file,
+    read_tokenizer_manifest,
+)
 from tokenscale.data.tokenizers.tekken import control_names
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
@@ -205,14 +209,14 @@ class JsonTokenizer(backends.EngineTokenizer):
         the file makes.
         """
         tokenizers = import_library(self.kind)
-        tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+        tokenizer = tokenizers.Tokenizer.from_buffer(self.read())
         decoders = tokenizers.decoders
         decoder = repr(tokenizer.decoder)
         makes_bytes = "ByteLevel" in f"{tokenizer.normalizer!r} {tokenizer.pre_tokenizer!r}"
         if makes_bytes and "ByteLevel" not in decoder:
             tokenizer.decoder = decoders.ByteLevel()
         elif (
-            backends.read_fast_json(self.path)["model"].get("byte_fallback")
+            backends.parse_fast_json(self.read())["model"].get("byte_fallback")
             and "ByteFallback" not in decoder
         ):
             tokenizer.decoder = decoders.Sequence(
@@ -222,7 +226,7 @@ class JsonTokenizer(backends.EngineTokenizer):
 
     @cached_property
     def unknown_id(self) -> int | None:  # type: ignore[override]
-        return backends.find_unknown(backends.read_fast_json(self.path)["model"])
+        return backends.find_unknown(backends.parse_fast_json(self.read())["model"])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         with backends.report_panics("tokenizers", self.path):
@@ -567,7 +571,8 @@ def _load_json(directory: Path) -> dict[str, Any]:
     lacks (Tekken).
     """
     manifest = read_tokenizer_manifest(directory)
-    data = backends.read_fast_json(directory / "tokenizer.json")
+    content = read_tokenizer_file(directory, manifest, name="tokenizer.json")
+    data = backends.parse_fast_json(content)
     if "control_ids" in manifest:
         names = control_names(manifest["control_ids"])
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
@@ -631,7 +636,7 @@ def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
     """Compare the exported file with the tokenizer on fuzz texts. Only BPE keeps the text of
     control tokens as text.
     """
-    exported = import_library(tokenizer.kind).Tokenizer.from_file(str(path))
+    exported = import_library(tokenizer.kind).Tokenizer.from_buffer(read_file(path))
     exported.encode_special_tokens = True
     texts = backends.make_fuzz_texts(control)
     if not type(exported.model).__name__.endswith("BPE"):

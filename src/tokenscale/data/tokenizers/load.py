@@ -20,15 +20,15 @@ from tokenscale.base.files import (
     write_json,
     write_sealed,
 )
-from tokenscale.base.manifests import check_file
 from tokenscale.data.tokenizers import huggingface, numbers, tekken
 from tokenscale.data.tokenizers.backends import compare_engines
 from tokenscale.data.tokenizers.base import (
     SPECIAL_TOKEN_POLICY,
     VERSION,
     Tokenizer,
+    list_files,
+    open_tokenizer_file,
     read_tokenizer_manifest,
-    rebuild_command,
 )
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
@@ -125,7 +125,7 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     """Load the tokenizer of `results/tokenizers/<name>/` and check its files against the manifest.
 
     `engine` names the package that encodes text; `auto` chooses the fastest installed engine that
-    is exact. The packages open the files by their paths, after the check.
+    is exact.
 
     Raises UserError for a missing or changed file, an unknown kind, and an engine that cannot be
     used.
@@ -139,14 +139,7 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
             words=TOKENIZERS,
             tokenizer=directory,
         )
-    for file in [manifest["file"], *manifest.get("derived", [])]:
-        next_step = rebuild_command(directory)
-        check_file(
-            directory,
-            name=file["name"],
-            size=file["bytes"],
-            sha256=file["sha256"],
-            what="tokenizer",
-            next=next_step,
-        )
+    for file in list_files(manifest):
+        with open_tokenizer_file(directory, manifest, name=file["name"]):
+            pass
     return _find_kind(manifest["kind"]).load(directory / manifest["file"]["name"], manifest, engine)

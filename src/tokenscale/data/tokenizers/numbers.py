@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
-from tokenscale.data.tokenizers.base import Texts, Tokenizer, join_ids, to_strings
+from tokenscale.base.files import parse_json, write_json
+from tokenscale.data.tokenizers.base import (
+    Texts,
+    Tokenizer,
+    join_ids,
+    read_tokenizer_file,
+    to_strings,
+)
 from tokenscale.settings.data import TokenizerSettings
 
 CONTROL = ("<s>", "</s>", "<pad>")
@@ -41,7 +47,7 @@ class Numbers(Tokenizer):
 
     def __init__(self, path: Path, manifest: dict[str, Any], engine: str = "auto"):
         super().__init__(manifest)
-        self._numbers: int = read_json(path, what="tokenizer's file")["numbers"]
+        self._numbers: int = parse_json(read_tokenizer_file(path.parent, manifest))["numbers"]
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts; see `Tokenizer.encode`. Raises UserError for non-numbers and too large

@@ -23,7 +23,8 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_file, sha256_file, write_text
-from tokenscale.data.tokenizers.backends import EngineTokenizer
+from tokenscale.data.tokenizers.backends import RANKS, EngineTokenizer
+from tokenscale.data.tokenizers.base import read_tokenizer_file
 from tokenscale.settings.data import TokenizerSettings
 
 FILE = "tekken_240718.json"
@@ -51,8 +52,8 @@ def make(
     data = json.loads(read_file(path))
     write_text(directory / "tokenizer.json", text=canonical_json(make_fast_tokenizer(data)))
     lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _list_entries(data)]
-    write_text(directory / "ranks.tiktoken", text="".join(lines))
-    derived = [directory / "tokenizer.json", directory / "ranks.tiktoken"]
+    write_text(directory / RANKS, text="".join(lines))
+    derived = [directory / "tokenizer.json", directory / RANKS]
     facts = {
         "vocabulary_size": data["config"]["default_vocab_size"],
         "bos_id": CONTROL["<s>"],
@@ -74,7 +75,7 @@ class Tekken(EngineTokenizer):
     def _parts(self) -> list[bytes]:
         """Bytes of each id."""
         names = control_names(self.manifest["control_ids"])
-        lines = read_file(self.path.parent / "ranks.tiktoken").splitlines()
+        lines = read_tokenizer_file(self.path.parent, self.manifest, name=RANKS).splitlines()
         return [
             *(name.encode() for name in names),
             *(binascii.a2b_base64(line.partition(b" ")[0]) for line in lines),

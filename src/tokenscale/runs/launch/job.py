@@ -33,12 +33,12 @@ class Job:
 
     def record(self) -> dict[str, Any]:
         """Return the description for an attempt's record, with the seconds spent in the queue:
-        None where one of its times is unknown.
+        None where one of its times is unknown, or the clock was set back between them.
         """
         start = self.started_unix_s
         submitted = self.submitted_unix_s
         waited = None
-        if isinstance(start, float) and isinstance(submitted, float):
+        if isinstance(start, float) and isinstance(submitted, float) and start >= submitted:
             waited = start - submitted
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 

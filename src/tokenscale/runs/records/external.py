@@ -4,7 +4,7 @@ docs/other-trainers.md.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,6 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import get_boot_id, sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
 #: facts of a run that must be at least 1
 COUNTS = ("steps", "global_batch", "sequence_length", "world_size")
@@ -36,12 +35,11 @@ class ExternalRun:
     """Log of one rank of a training run by another program. Rank 0 writes `run.json`, sealed at the
     end.
 
-    `folder` is `results/runs/external-<name>`. Each of several ranks passes its `rank` and the
+    `folder` is the run's own. Each of several ranks passes its `rank` and the
     `world_size`. `device` names the hardware ("NVIDIA H100 80GB HBM3", "cpu"). `approach` is the
     name in tables and figures, `steps` the planned number of optimizer steps, `global_batch` the
     number of sequences per step over all ranks. Further facts are those of `OPTIONAL_FACTS`. Raises
-    UserError for another folder, an unknown or invalid fact, and an attempt that has already been
-    logged.
+    UserError for an unknown or invalid fact, and an attempt that has already been logged.
     """
 
     def __init__(
@@ -59,10 +57,6 @@ class ExternalRun:
         **stated: Any,
     ):
         self.folder = Path(folder)
-        if not self.folder.name.startswith(EXTERNAL_PREFIX) or self.folder.name == EXTERNAL_PREFIX:
-            places = {"folder": folder, "expected": f"results/runs/{EXTERNAL_PREFIX}<name>"}
-            what = "the folder of another program's run needs the prefix of external runs."
-            raise UserError(what, **places, next="rename the folder to the expected form")
         for name in stated.keys() - OPTIONAL_FACTS.keys():
             raise unknown("run fact", word=name, words=OPTIONAL_FACTS)
         counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
@@ -177,6 +171,27 @@ class ExternalRun:
                 self._record,
                 outcome={"status": status, "steps": self._step, "logs": hashes},
             )
+
+
+def write_log(
+    folder: Path, facts: dict[str, Any], log: dict[str, Any], steps: Iterable[dict[str, Any]]
+) -> None:
+    """Write the run of a log that another trainer wrote, elsewhere and earlier: nothing of this
+    machine and this time enters its record.
+
+    `facts` are those of `ExternalRun`, `log` states what was read, `steps` have the fields of a step.
+    Raises UserError as `check_facts` does.
+    """
+    check_facts(facts)
+    writer = Writer(folder / "attempt=00/rank=00000")
+    for step in steps:
+        writer.step(**step)
+    writer.close()
+    logs = sorted(writer.directory.glob("*.jsonl"))
+    record = {"schema": 1, "run_id": folder.name, "attempt": 0, "external": facts, "log": log}
+    hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in logs}
+    outcome = {"status": "complete", "steps": facts["steps"], "logs": hashes}
+    provenance.seal_record(folder, record, outcome)
 
 
 def check_facts(facts: dict[str, Any]) -> None:

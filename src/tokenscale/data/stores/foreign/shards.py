@@ -40,7 +40,7 @@ from tokenscale.base.files import (
     sync_tree,
     write_json,
 )
-from tokenscale.data.corpus.read import read_bytes
+from tokenscale.data.corpus.read import RawFile, read_bytes
 from tokenscale.data.corpus.refusals import AGAIN, damaged
 from tokenscale.data.corpus.shards import (
     INDEX,
@@ -642,7 +642,7 @@ def _decompress(file: Path, size: int) -> np.ndarray:
     or another size.
     """
     data = bytearray()
-    for piece in read_bytes(file):
+    for piece in read_bytes(RawFile(file)):
         data += piece
         if len(data) > size:
             break

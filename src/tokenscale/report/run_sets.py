@@ -1,0 +1,384 @@
+"""Two sets of runs, of any trainer → tables of the referee, and a report.
+
+A folder of a run is taken with its record. Any other log that the package `tokenscale_golden` reads
+becomes a run of another program, with the facts that its user states and none that nobody knows.
+"""
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.analysis.ingest import TableInputs
+from tokenscale.analysis.run_record import read_run_record
+from tokenscale.analysis.tables import WARM_UP_STEPS, read_experiment
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file, write_sealed
+from tokenscale.referee import statistics
+from tokenscale.report import packed_logs, paired_comparisons, save
+from tokenscale.report.paired_comparisons import RATE, TOO_FEW, TRAINING_LOSS, Judged
+from tokenscale.report.style import number
+from tokenscale.runs.records.external import write_log
+from tokenscale.settings.experiments import format_cell
+from tokenscale_golden.reading import Curve, GoldenError, read
+
+#: name of the experiment in tables and report
+NAME = "judge"
+#: the factor that tells the sets apart: no setting of a run
+FACTOR = "set"
+#: approach of logs that other trainers wrote, as padding.sql names it
+OTHER = "other trainer"
+FIGURES = ("tokens_per_second_over_time", "loss_over_time")
+#: what is compared → quantity of the comparison
+QUANTITIES = {"throughput": RATE, "loss": TRAINING_LOSS}
+#: name of a set
+NAMES = re.compile(r"[\w.+ -]+")
+#: fewest runs of a set
+FEWEST = 2
+#: times that grow from each step to the next are of no single steps, if there are more than this
+FEWEST_GROWING = 8
+#: units of a time that is not 1 over a rate
+TIMES = {"s": 1.0, "ms": 1e-3}
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """Runs of one trainer: folders and files, with `::NAME` behind a file of several runs."""
+
+    name: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a user states of logs: sequences of a step over all devices, tokens of a sequence, and the
+    unit of a time whose name has none.
+    """
+
+    global_batch: int | None = None
+    sequence_length: int | None = None
+    time_unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log by another trainer."""
+
+    path: Path
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run's folder with its record."""
+
+    path: Path
+    record: dict[str, Any]
+
+
+def name_sets(paths: Sequence[Sequence[str]], names: Sequence[str]) -> list[RunSet]:
+    """Return both sets, by these names or else by what the names of a set's files begin with.
+
+    >>> [of.name for of in name_sets([["a/nano-1.txt", "a/nano-2.txt"], ["b/1.txt", "b/2.txt"]], ())]
+    ['nano', 'B']
+    """
+    found = []
+    for letter, of_set in zip("AB", paths, strict=True):
+        stems = [Path(path.partition("::")[0]).stem + path.partition("::")[2] for path in of_set]
+        shared = re.sub(r"[^\w.]+$", "", os.path.commonprefix(stems))
+        shared = re.sub(r"[^\w.+ -]", "-", shared)
+        found.append(shared if len(of_set) > 1 and shared else letter)
+    if found[0] == found[1]:
+        found = ["A", "B"]
+    return [RunSet(name, tuple(of_set)) for name, of_set in zip(names or found, paths, strict=True)]
+
+
+def write_tables(
+    sets: Sequence[RunSet], quantities: Sequence[str], stated: Stated, results: Path
+) -> Path:
+    """Write runs, run table and judged tables of two sets below `results`; return the tables' folder.
+
+    Raises UserError for runs that cannot be read, are in both sets or are too few, and for a log
+    that lacks a quantity or a fact that its user must state.
+    """
+    _check_sets(sets)
+    runs = [[_read_run(path) for path in of_set.paths] for of_set in sets]
+    every = [run for of_set in runs for run in of_set]
+    logs = [run for run in every if isinstance(run, Log)]
+    if logs:
+        _check_copies(logs)
+        _check_steps(logs, is_beside_folder=len(logs) < len(every))
+    if "throughput" in quantities:
+        for log in logs:
+            _check_times(log, stated)
+    repeats = _number_repeats(runs)
+    entries: list[dict[str, Any]] = []
+    for of_set, of_runs, of_repeats in zip(sets, runs, repeats, strict=True):
+        lengths = Counter(len(run.curve.steps) for run in of_runs if isinstance(run, Log))
+        for run, repeat in zip(of_runs, of_repeats, strict=True):
+            run_id = re.sub(r"[^\w.-]", "-", f"{of_set.name}-{repeat}")
+            if isinstance(run, Folder):
+                run_id = run.path.resolve().name
+            if any(run_id == other["run_id"] for other in entries):
+                raise UserError(
+                    "two runs have one name.", run=run_id, next="give other names with --names"
+                )
+            entry: dict[str, Any] = {"cell": {FACTOR: of_set.name}, "repeat": repeat}
+            if isinstance(run, Folder):
+                entry |= {"external": "external" in run.record, "run": run.record.get("run")}
+                _copy_run(run.path, results / "runs" / run_id)
+            else:
+                entry["external"] = True
+                steps = lengths.most_common(1)[0][0]
+                facts = {"approach": OTHER, "steps": steps, "world_size": 1}
+                _write_run(run, facts, stated, results / "runs" / run_id)
+            entries.append({"run_id": run_id, **entry})
+    table = _describe(sets, quantities) | {"runs": entries}
+    inputs = TableInputs(NAME)
+    write_sealed(results / inputs.table, record=table)
+    folder = results / "tables" / NAME
+    packed_logs.make_tables(inputs, results, folder=folder)
+    return folder
+
+
+def _check_sets(sets: Sequence[RunSet]) -> None:
+    places = [[os.path.realpath(path) for path in of_set.paths] for of_set in sets]
+    both = {*places[0]} & {*places[1]}
+    twice = both or {path for of_set in places for path in of_set if of_set.count(path) > 1}
+    if twice:
+        what = "a run is in both sets." if both else "a run is named twice."
+        raise UserError(what, run=os.path.relpath(min(twice)), next="name each run once")
+    if sets[0].name == sets[1].name or not all(NAMES.fullmatch(of.name) for of in sets):
+        raise UserError(
+            "these names do not tell the sets apart.",
+            found=", ".join(of_set.name for of_set in sets),
+            expected="two names of letters, digits, blanks and . _ + -",
+            next="--names mine theirs, for example",
+        )
+    for of_set in sets:
+        if len(of_set.paths) < FEWEST:
+            raise UserError(
+                "one run shows no spread, and nothing can be compared with it.",
+                set=of_set.name,
+                found=", ".join(of_set.paths),
+                expected=f"{FEWEST} runs or more; {statistics.fewest_pairs()} for a verdict",
+                next="repeat the training, and name the log of each repeat",
+            )
+
+
+def _read_run(path: str) -> Folder | Log:
+    folder = Path(path)
+    if (folder / "run.json").is_file():
+        return Folder(folder, read_run_record(folder / "run.json").record or {})
+    try:
+        return Log(Path(path.partition("::")[0]), curve=read(path))
+    except GoldenError as error:
+        what, *facts = str(error).splitlines()
+        raise UserError(
+            "this log has no losses that can be read.",
+            reason="\n".join([what, *map(str.strip, facts)]),
+            next="name a run's folder, or a log of a format in docs/other-trainers.md",
+        ) from None
+
+
+def _number_repeats(runs: Sequence[Sequence[Folder | Log]]) -> list[list[int]]:
+    """Return the repeat of each run: of our own runs the recorded one, where a set has each once; of
+    other runs those of the other set, then further ones, in the order given.
+    """
+    recorded = [_list_recorded_repeats(of_set) for of_set in runs]
+    found = []
+    for own, other, of_set in zip(recorded, reversed(recorded), runs, strict=True):
+        first = max(other, default=-1) + 1
+        free = [*sorted(other), *range(first, first + len(of_set))]
+        found.append(own or free[: len(of_set)])
+    return found
+
+
+def _list_recorded_repeats(runs: Sequence[Folder | Log]) -> list[int]:
+    settings = [run.record.get("run") for run in runs if isinstance(run, Folder)]
+    found = [of.get("repeat", 0) for of in settings if isinstance(of, dict)]
+    is_complete = len(set(found)) == len(runs) and all(type(repeat) is int for repeat in found)
+    return found if is_complete else []
+
+
+def _check_copies(logs: Sequence[Log]) -> None:
+    """Raise UserError for two logs with the same losses and times."""
+    first: dict[bytes, Log] = {}
+    for log in logs:
+        if log.curve.time is None:
+            continue
+        key = log.curve.loss.tobytes() + log.curve.time.tobytes()
+        other = first.setdefault(key, log)
+        if other is not log:
+            raise UserError(
+                "two logs are of one run: all losses and times are equal.",
+                logs=f"{other.path}, {log.path}",
+                next="name each run once",
+            )
+
+
+def _check_steps(logs: Sequence[Log], is_beside_folder: bool) -> None:
+    """Raise UserError for logs of which one begins elsewhere, or leaves out other steps."""
+    numbers = {log.path: log.curve.steps for log in logs}
+    starts = {path: int(steps[0]) for path, steps in numbers.items()}
+    strides = {path: _find_stride(steps) for path, steps in numbers.items()}
+    least, most = min(starts, key=starts.__getitem__), max(starts, key=starts.__getitem__)
+    if starts[most] - starts[least] > 1:
+        found = {str(path): f"begins at step {starts[path]}" for path in (least, most)}
+    elif len({*strides.values(), *[1] * is_beside_folder}) > 1:
+        least, most = min(strides, key=strides.__getitem__), max(strides, key=strides.__getitem__)
+        found = {str(path): f"has every {strides[path]}. step" for path in {least: 0, most: 0}}
+    else:
+        return
+    raise UserError("the logs are of unequal steps.", **found, next="name logs of the same steps")
+
+
+def _find_stride(steps: np.ndarray) -> int:
+    """Return the distance that most neighbouring steps have; 1 for a single step."""
+    return Counter(np.diff(steps).tolist() or [1]).most_common(1)[0][0]
+
+
+def _copy_run(source: Path, target: Path) -> None:
+    """Copy what tables are made of."""
+    for path in packed_logs.list_run_files(source):
+        copied = target / path.relative_to(source)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copied)
+
+
+def _write_run(log: Log, facts: dict[str, Any], stated: Stated, folder: Path) -> None:
+    """Write a log as the run of another program, its steps counted from 0. Without times of its steps
+    they have none.
+    """
+    batch, length = stated.global_batch, stated.sequence_length
+    if batch is None or length is None:
+        raise UserError(
+            "how many tokens are in a step is not in a log of another trainer.",
+            path=log.path,
+            expected="sequences of a step over all devices, and tokens of a sequence",
+            next="add --global-batch N --sequence-length T",
+        )
+    curve = log.curve
+    seconds = _convert_times(log, stated, batch=batch, length=length)
+    tokens = batch * length
+    counts = {"rows": batch, "useful_tokens": tokens, "total_tokens": tokens}
+    steps = (
+        {
+            "step": step,
+            "step_s": float(seconds[step]) if np.isfinite(seconds[step]) else None,
+            "loss_sum": float(curve.loss[step]) * tokens,
+            **counts,
+        }
+        for step in range(len(curve.steps))
+    )
+    read_from = {
+        "file": log.path.name,
+        "sha256": sha256_file(log.path) if log.path.is_file() else None,
+        "time_unit": curve.time_unit or stated.time_unit,
+        "every": _find_stride(curve.steps),
+        "notes": curve.notes,
+    }
+    shape = {"global_batch": batch, "sequence_length": length}
+    write_log(folder, facts | shape, read_from, steps)
+
+
+def _convert_times(log: Log, stated: Stated, batch: int, length: int) -> np.ndarray:
+    """Return seconds by step, NaN where none are known. A rate counts tokens or sequences."""
+    unit = log.curve.time_unit or stated.time_unit
+    if log.curve.time is None or unit is None:
+        return np.full(len(log.curve.steps), np.nan)
+    factor = TIMES.get(unit) or (batch * length if unit == "tokens/s" else batch)
+    return log.curve.time * factor
+
+
+def _check_times(log: Log, stated: Stated) -> None:
+    """Raise UserError for a log that lacks times of steps which a rate counts, or their unit."""
+    times = log.curve.time
+    counted = len(log.curve.steps[WARM_UP_STEPS:])
+    known = 0 if times is None else int(np.isfinite(times[WARM_UP_STEPS:]).sum())
+    if times is None or known < counted:
+        raise UserError(
+            "a log has no time of its steps, and no rate.",
+            path=log.path,
+            found=f"times of {known} of {counted} steps behind the first {WARM_UP_STEPS}",
+            next="add --quantity loss, or log the time of each step",
+        )
+    if counted > FEWEST_GROWING and (np.diff(times[WARM_UP_STEPS:]) > 0).all():
+        raise UserError(
+            "the times of a log grow with every step, as those since its start do.",
+            path=log.path,
+            next="log the time of each step, or a rate",
+        )
+    if not (log.curve.time_unit or stated.time_unit):
+        raise UserError(
+            "the unit of a step's time is not in the log.",
+            path=log.path,
+            next="add --time-unit s, or --time-unit ms",
+        )
+
+
+def _describe(sets: Sequence[RunSet], quantities: Sequence[str]) -> dict[str, Any]:
+    """Return the run table without its runs."""
+    of, over = (format_cell({FACTOR: of_set.name}) for of_set in sets)
+    names = [of_set.name for of_set in sets]
+    pair = {"of": of, "over": over, "names": names, "at": "", "factor": FACTOR}
+    counts = {cell: len(of_set.paths) for cell, of_set in zip((of, over), sets, strict=True)}
+    return {
+        "schema": 1,
+        "experiment": NAME,
+        "question": f"How do runs of {names[0]} compare with those of {names[1]}?",
+        "factors": {FACTOR: names},
+        "repeats": min(counts.values()),
+        "cell_repeats": counts,
+        "primary": [{**pair, "quantity": QUANTITIES[name]} for name in quantities],
+        "figures": list(FIGURES),
+    }
+
+
+def compare(folder: Path) -> list[Judged]:
+    """Return the comparisons of judged tables. Raises UserError where one has no pair of runs."""
+    primary = read_experiment(folder)["primary"]
+    with save.Tables(folder) as opened:
+        compared, refused = paired_comparisons.read_comparisons(opened.rows, primary)
+    tested = [found for found in compared if found.verdict != paired_comparisons.EXPLORATORY]
+    for found in tested:
+        if not found.result.spread.n:
+            raise UserError(
+                "these runs cannot be compared.",
+                quantity=paired_comparisons.QUANTITIES[found.pair.quantity][2],
+                reason=refused or "; ".join(found.notes) or "no repeat is in both sets",
+                next="name runs of equal steps, batches and machines, all of which ended",
+            )
+    return tested
+
+
+def describe(compared: Sequence[Judged]) -> Iterator[str]:
+    """Yield the verdicts, each with its spread, and how many runs a verdict takes."""
+    for found, answer in zip(compared, paired_comparisons.answers(compared), strict=True):
+        yield f"{answer['part']:<10}  {answer['verdict']}: {answer['text']}"
+        yield f"{'':<10}  {answer['spread']}"
+        if found.verdict == TOO_FEW:
+            yield f"{'':<10}  {_describe_repeats(found, family=len(compared))}"
+
+
+def _describe_repeats(found: Judged, family: int) -> str:
+    pairs = found.result.spread.n
+    needed = statistics.fewest_pairs(family)
+    text = f"{paired_comparisons.in_pairs(pairs)}: no verdict possible; {needed}"
+    if pairs < 2:
+        return f"{text} are needed"
+    of_pairs = [
+        (found.pair.values[repeat][1], found.pair.bases[repeat][1])
+        for repeat in found.pair.values.keys() & found.pair.bases.keys()
+    ]
+    a, b = np.array(of_pairs).T
+    if found.pair.quantity != RATE:
+        return f"{text} would show {statistics.least_shown(a - b, needed):.2g} nats"
+    share = np.expm1(statistics.least_shown(np.log(a / b), needed))
+    return f"{text} would show {number(100 * share, 2)} %"

@@ -1,0 +1,352 @@
+"""Two sets of runs: from folders and from logs in the formats of four trainers the numbers of the
+report, and one message for what cannot be compared.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenscale.analysis.queries import query
+from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
+from tokenscale.referee import statistics
+from tokenscale.report import run_sets, save
+from tokenscale.report.packed_logs import restore
+from tokenscale.report.paired_comparisons import RATE, Judged, read_comparisons
+
+pytestmark = pytest.mark.slow(60)
+
+ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "evidence/frameworks-cpu-2-cores-2026-11-26/logs.json.xz"
+#: trainer → a line of its log; numbers as it prints them, or in full
+LINES = {
+    "nanoGPT": "iter {step}: loss {loss:{d4}}, time {ms:{d2}}ms, mfu -100.00%",
+    "litgpt": "Epoch 1 | iter {step} step {step} | loss train: {loss:{d4}}, val: n/a | iter time: "
+    "{ms:{d2}} ms (step) remaining time: 0:00:01",
+    "torchtitan": "[titan] - root - INFO - step: {step:2d}  loss: {loss:{d4}}  grad_norm:  1.0000  "
+    "memory: 24.00GiB(55%)  tps: {rate:{d2}}  mfu: 3.2%",
+    "llm.c": "step {step:4d}/30 | loss {loss:{d4}} (+nanz)| norm 1.0 (+nanz)| lr 0.00e+00 | "
+    "{ms:{d2}} ms | {rate:{d2}} tok/s",
+    "Megatron": " iteration {step:8d}/ 100 | elapsed time per iteration (ms): {ms:{d2}} | lm loss: "
+    "{loss:{d4}} | loss scale: 1.0 |",
+    "nanochat": "step {step:05d}/00030 (1.00%) | loss: {loss:{d4}} | lrm: 1.00 | dt: {ms:{d2}}ms | "
+    "tok/sec: {rate:{d2}} | total time: 0.10m",
+}
+#: digits of losses and times: in full, and as the trainers print them
+FULL = {"d4": ".12f", "d2": ".12f"}
+PRINTED = {"d4": ".4f", "d2": ".2f"}
+STATED = run_sets.Stated(global_batch=8, sequence_length=128)
+BATCH = 8 * 128
+FLAGS = ["--global-batch", "8", "--sequence-length", "128"]
+
+
+def render(trainer: str, losses, seconds, digits=FULL) -> str:
+    """The log of a trainer."""
+    return "".join(
+        LINES[trainer].format(step=k, loss=loss, ms=1000 * s, rate=BATCH / s, **digits) + "\n"
+        for k, (loss, s) in enumerate(zip(losses, seconds, strict=True), 1)
+    )
+
+
+def write(
+    folder: Path, name: str, trainer="nanoGPT", steps=12, loss=4.0, step_s=0.1, seed=0
+) -> str:
+    """A log with 1 % of noise; its path."""
+    random = np.random.default_rng([seed, *name.encode()])
+    seconds = step_s * np.exp(0.01 * random.normal(size=steps))
+    path = folder / name
+    path.write_text(render(trainer, loss - 0.01 * np.arange(steps), seconds))
+    return str(path)
+
+
+def write_sets(folder: Path, count: int, ratio=1.0, **of_b) -> list[list[str]]:
+    """Logs of A, and of B whose steps take `ratio` times as long."""
+    return [
+        [write(folder, f"a{k}.txt") for k in range(count)],
+        [write(folder, f"b{k}.txt", **{"step_s": 0.1 * ratio, **of_b}) for k in range(count)],
+    ]
+
+
+def compare(paths, results: Path, quantities=("throughput",), stated=STATED) -> list[Judged]:
+    sets = run_sets.name_sets(paths, names=("A", "B"))
+    return run_sets.compare(run_sets.write_tables(sets, quantities, stated, results=results))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Folder of the published runs, and trainer → the report's comparison with ours."""
+    folder = tmp_path_factory.mktemp("published")
+    restore(EVIDENCE, folder)
+    primary = json.loads((folder / "experiments/frameworks/runs.json").read_text())["primary"]
+    with save.Tables(folder / "tables/frameworks") as tables:
+        compared, _ = read_comparisons(tables.rows, primary)
+    return folder, {c.pair.names[0]: c for c in compared[: len(primary)]}
+
+
+def list_runs(folder: Path, of: Judged) -> list[list[str]]:
+    """The runs of both sides of a comparison, by repeat."""
+    return [
+        [str(folder / "runs" / side[repeat][0]) for repeat in sorted(side)]
+        for side in (of.pair.values, of.pair.bases)
+    ]
+
+
+def convert(run: str, trainer: str, digits, path: Path) -> str:
+    """A run's steps as the log of a trainer."""
+    text = (Path(run) / "attempt=00/rank=00000/steps.jsonl").read_text()
+    steps = [json.loads(line) for line in text.splitlines()]
+    losses = [step["loss_sum"] / step["useful_tokens"] for step in steps]
+    path.write_text(render(trainer, losses, [step["step_s"] for step in steps], digits))
+    return str(path)
+
+
+@pytest.mark.parametrize("trainer", ["nanoGPT", "litgpt", "transformers"])
+def test_folders_of_runs_give_the_numbers_of_the_report(trainer, published, tmp_path):
+    folder, reported = published
+    paths = [list(reversed(side)) for side in list_runs(folder, reported[trainer])]
+    (found,) = compare(paths, tmp_path)
+    assert found.result == reported[trainer].result  # pairs by the recorded repeat, not by place
+    assert found.result.spread.n == 7
+
+
+@pytest.mark.parametrize(("digits", "tolerance"), [(FULL, 1e-9), (PRINTED, 2e-4)])
+@pytest.mark.parametrize("trainer", ["nanoGPT", "litgpt"])
+def test_logs_of_other_trainers_give_the_numbers_of_the_report(
+    trainer, digits, tolerance, published, tmp_path
+):
+    folder, reported = published
+    paths = [
+        [
+            convert(run, name, digits=digits, path=tmp_path / f"{name}-{k}.txt")
+            for k, run in enumerate(side)
+        ]
+        for name, side in zip(
+            (trainer, "torchtitan"), list_runs(folder, reported[trainer]), strict=True
+        )
+    ]
+    (found,) = compare(paths, tmp_path / "results")
+    expected = reported[trainer].result
+    for name in ("low", "median", "high"):
+        value = getattr(expected.spread, name)
+        assert getattr(found.result.spread, name) == pytest.approx(value, rel=tolerance)
+    assert found.result.ratio == pytest.approx(expected.ratio, rel=tolerance)
+    assert (found.result.p, found.result.spread.n) == (expected.p, 7)
+
+
+@pytest.mark.parametrize("trainer", LINES)
+def test_every_trainers_log_gives_its_tokens_and_losses(trainer, tmp_path):
+    random = np.random.default_rng(3)
+    seconds = 0.05 * np.exp(0.1 * random.normal(size=(4, 20)))
+    losses = 5 + random.normal(size=(4, 20))
+    paths = []
+    for k in range(4):
+        paths.append(str(tmp_path / f"{k}.txt"))
+        Path(paths[-1]).write_text(render(trainer, losses[k], seconds[k]))
+    sets = run_sets.name_sets([paths[:2], paths[2:]], names=("A", "B"))
+    tables = run_sets.write_tables(sets, ("throughput", "loss"), STATED, results=tmp_path / "r")
+    rates = query("throughput", tables).set_index("run_id")["useful_tokens_per_s"]
+    found = query("training_loss", tables).set_index("run_id")["loss"]
+    assert query("padding", tables).empty, "logs count no padding"
+    for k, run in enumerate(["A-0", "A-1", "B-0", "B-1"]):
+        assert rates[run] == pytest.approx(BATCH * 17 / seconds[k, 3:].sum())
+        assert found[run] == pytest.approx(losses[k, -2:].mean())
+
+
+def test_a_run_of_ours_is_compared_with_a_log(published, tmp_path):
+    folder, reported = published
+    ours, theirs = list_runs(folder, reported["nanoGPT"])
+    logs = [
+        convert(run, "llm.c", digits=FULL, path=tmp_path / f"c{k}.txt")
+        for k, run in enumerate(theirs)
+    ]
+    (found,) = compare([ours, logs], tmp_path / "results")
+    expected = reported["nanoGPT"].result.spread.median
+    assert found.result.spread.median == pytest.approx(expected, rel=1e-9)
+
+
+def test_three_runs_are_told_how_many_would_show_what(tmp_path, capsys):
+    a, b = write_sets(tmp_path, 3)
+    assert main(["judge", *a, "--over", *b, *FLAGS, "--quantity", "throughput"]) == 0
+    shown = capsys.readouterr().out
+    assert "too few runs" in shown and "3 pairs: no verdict possible; 6 would show" in shown
+    assert "order of the runs and drift are not known" in shown
+    assert "losses compare only where both are the same" in shown
+
+
+def test_the_fewest_pairs_show_the_stated_difference_in_four_of_five_cases():
+    random = np.random.default_rng(0)
+    pairs = statistics.fewest_pairs()
+    effect = statistics.least_shown(random.normal(size=100_000), pairs)
+    cases = effect + random.normal(size=(4000, pairs))
+    shown = np.mean([statistics.sign_flip_p(case)[0] < statistics.LEVEL for case in cases])
+    assert abs(shown - statistics.POWER) < 0.03
+
+
+def test_a_slower_set_is_found_and_an_equal_one_is_not(tmp_path, capsys):
+    a, b = write_sets(tmp_path, 7, ratio=1.05)
+    (slower,) = compare([b, a], tmp_path / "one")
+    assert slower.verdict == "slower" and 0.94 < slower.result.ratio < 0.965
+    same = [write(tmp_path, f"c{k}.txt", "torchtitan", seed=1) for k in range(7)]
+    (equal,) = compare([a, same], tmp_path / "two")
+    assert equal.verdict in ("equivalent", "no difference shown")
+
+
+def test_a_run_that_did_not_hold_its_speed_is_suspect(tmp_path):
+    a, b = write_sets(tmp_path, 7)
+    text = render("nanoGPT", np.full(30, 4.0), np.r_[np.full(15, 0.1), np.full(15, 0.2)])
+    Path(a[0]).write_text(text)
+    for path in (*a[1:], *b):
+        write(tmp_path, Path(path).name, steps=30)
+    (found,) = compare([a, b], tmp_path / "results")
+    assert any(
+        "suspect runs in 1 of 7 pairs: A-0 (suspect: no steady state" in n for n in found.notes
+    )
+
+
+def test_the_page_is_rebuilt_from_its_logs_and_nothing_of_this_machine_is_in_it(tmp_path, capsys):
+    a, b = write_sets(tmp_path, 2)
+    output = tmp_path / "out"
+    assert main(["judge", *a, "--over", *b, *FLAGS, "--output", str(output)]) == 0
+    assert capsys.readouterr().out.endswith("out/report/index.html\n")
+    assert main(["verify", str(output / "report")]) == 0
+    record = (output / "runs/a-0/run.json").read_text()
+    assert str(tmp_path) not in record and "hardware" not in json.loads(record)
+    (output / "mine").write_text("x")
+    assert main(["judge", *a, "--over", *b, *FLAGS, "--output", str(output)]) == 2
+    assert (output / "mine").read_text() == "x"
+
+
+def test_repeats_are_chosen_by_name(tmp_path):
+    rows = [
+        f"{run},{step},{5 - 0.1 * step + k},{100 + k + (7 + k) * step % 11 / 3}"
+        for k, run in enumerate("vwxy")
+        for step in range(10)
+    ]
+    file = tmp_path / "all.csv"
+    file.write_text("run,step,loss,time_ms\n" + "\n".join(rows))
+    paths = [[f"{file}::v", f"{file}::w"], [f"{file}::x", f"{file}::y"]]
+    (found,) = compare(paths, tmp_path / "results")
+    assert found.result.spread.n == 2 and found.result.ratio > 1.01
+
+
+def strip(folder: Path, path: str) -> str:
+    """The log without its times."""
+    Path(path).write_text("".join(f"{k} {5 - k / 10}\n" for k in range(1, 13)))
+    return path
+
+
+def count_up(path: str) -> str:
+    """The log with times since its start."""
+    Path(path).write_text(
+        "".join(f"step {k} loss 4 time {9 * k + ord(path[-5])}ms\n" for k in range(12))
+    )
+    return path
+
+
+#: case → (changes the two lists of paths, what the message names)
+BAD = {
+    "one run": (lambda f, a, b: (a[:1], b), "one run shows no spread"),
+    "both sides": (lambda f, a, b: (a, [b[0], a[0]]), "a run is in both sets"),
+    "other spelling": (lambda f, a, b: (a, [b[0], f"{f}/../{f.name}/a0.txt"]), "a run is in both"),
+    "twice": (lambda f, a, b: ([a[0], a[0]], b), "a run is named twice"),
+    "no such file": (lambda f, a, b: (a, [b[0], f"{f}/none.txt"]), "none.txt"),
+    "no such name": (lambda f, a, b: (a, [b[0], f"{b[1]}::x"]), "no 'x' among the runs"),
+    "no times": (lambda f, a, b: (a, [strip(f, p) for p in b]), "times of 0 of 9 steps"),
+    "times since the start": (
+        lambda f, a, b: (a, [count_up(p) for p in b]),
+        "the times of a log grow with every step",
+    ),
+    "unequal steps": (
+        lambda f, a, b: (a, [write(f, Path(p).name, steps=9) for p in b]),
+        "positions trained on",
+    ),
+    "later steps": (
+        lambda f, a, b: (a, [str(later(p)) for p in b]),
+        "the logs are of unequal steps",
+    ),
+    "copies": (lambda f, a, b: (a, [str(copied(p)) for p in a]), "two logs are of one run"),
+}
+
+
+def later(path: str) -> Path:
+    text = Path(path).read_text().splitlines(keepends=True)
+    Path(path).write_text("".join(text[4:]))
+    return Path(path)
+
+
+def copied(path: str) -> Path:
+    new = Path(path).with_name(f"z{Path(path).name}")
+    new.write_text(Path(path).read_text())
+    return new
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_compared_gets_one_message(case, tmp_path, capsys):
+    change, said = BAD[case]
+    a, b = change(tmp_path, *write_sets(tmp_path, 2))
+    output = tmp_path / "out"
+    assert main(["judge", *a, "--over", *b, *FLAGS, "--output", str(output)]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.startswith("tokenscale: ") and not shown.out
+    assert "  next" in shown.err and not output.exists()
+
+
+def test_what_a_log_does_not_state_is_asked_for(tmp_path):
+    a, b = write_sets(tmp_path, 2)
+    with pytest.raises(UserError, match="how many tokens are in a step"):
+        compare([a, b], tmp_path / "1", stated=run_sets.Stated())
+    for first, path in enumerate((*a, *b), 5):
+        Path(path).write_text("".join(f"{k} {first - k / 10} 1.0 0.1\n" for k in range(12)))
+    with pytest.raises(UserError, match="the unit of a step's time is not in the log"):
+        compare([a, b], tmp_path / "2")
+    for path in a:
+        strip(tmp_path, path)
+    (found,) = compare([a, b], tmp_path / "3", ("loss",), run_sets.Stated(8, 128, "s"))
+    assert found.pair.quantity != RATE and found.result.spread.n == 2
+
+
+@pytest.mark.parametrize("names", [("x", "x"), ("a=b", "c"), ("", "c"), ("a b", "a-b")])
+def test_names_that_do_not_tell_sets_apart_are_refused(names, tmp_path, capsys):
+    a, b = write_sets(tmp_path, 2)
+    assert main(["judge", *a, "--over", *b, *FLAGS, "--names", *names]) == 2
+    assert "name" in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_damaged_record_is_not_read_as_a_log(published, tmp_path, capsys):
+    folder, reported = published
+    ours, theirs = list_runs(folder, reported["nanoGPT"])
+    copied = [tmp_path / Path(run).name for run in ours[:2]]
+    for source, target in zip(ours, copied, strict=False):
+        shutil.copytree(source, target)
+        (target / "run.json").write_text("{")
+    paths = [*map(str, copied)]
+    assert main(["judge", *paths, "--over", *theirs[:2], *FLAGS]) == 2
+    assert "run.json is not readable JSON" in capsys.readouterr().err
+
+
+def test_it_runs_without_torch_and_snakemake(tmp_path):
+    a, b = write_sets(tmp_path, 2)
+    code = (
+        "import sys\nfor name in ('torch', 'snakemake', 'transformers'): sys.modules[name] = None\n"
+        f"from tokenscale.cli.main import main\nsys.exit(main({['judge', *a, '--over', *b, *FLAGS]!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "too few runs" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("digits", ["", ".1", ".2"])
+def test_times_of_few_digits_make_no_copies(digits, tmp_path):
+    random = np.random.default_rng(5)
+    paths = []
+    for k in range(14):
+        times = 100 * np.exp(0.005 * random.normal(size=10))
+        paths.append(str(tmp_path / f"{k}.txt"))
+        lines = [f"iter {i}: loss 4.{i}, time {t:{digits or '.0'}f}ms" for i, t in enumerate(times)]
+        Path(paths[-1]).write_text("\n".join(lines))
+    (found,) = compare([paths[:7], paths[7:]], tmp_path / "results")
+    assert found.result.spread.n == 7
