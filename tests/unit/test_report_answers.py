@@ -2,6 +2,7 @@
 a phone.
 """
 
+import math
 import re
 import statistics
 from importlib import resources
@@ -316,6 +317,22 @@ def test_losses_are_medians_of_all_runs(repeats, middle):
     assert "6 with padded" in answer["text"]
     assert f"medians of {len(repeats)} and 3 runs" in answer["spread"]
     assert "packed-9 (invalid: no seal)" in answer["spread"]
+
+
+def test_losses_over_unlike_vocabularies_are_compared_in_bits_per_byte():
+    """A token of the larger vocabulary is longer text, so that nats a token say the reverse."""
+    curves = {"1024": (LINE, range(3), 0.01), "16384": ((9.0, 8.0, 7.0, 6.0), range(3), 0.01)}
+    rows = validation(curves, {"1024": 10, "16384": 10})
+    bytes_a_token = rows["series"].map({"1024": 2.0, "16384": 4.0})
+    rows["bits_per_byte"] = rows["loss"] / math.log(2) / bytes_a_token
+    runs = rows[["run_id", "world_size"]].drop_duplicates()
+    runs["tokenizer_sha256"] = runs["run_id"].str.split("-").str[0]
+    runs["validity"] = "valid"
+    runs["reasons"] = ""
+    answer = answers.answer_loss(rows, runs, {}, {})[0]
+    assert "bits per byte apart: 2.168 with 16384" in answer["text"]
+    rows["bits_per_byte"] = math.nan
+    assert answers.answer_loss(rows, runs, {}, {}) == []
 
 
 def test_equal_losses_and_single_series():

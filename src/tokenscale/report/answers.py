@@ -59,6 +59,8 @@ NAMED = 6
 UNREPEATED = 0.1
 #: numbers of a sentence
 NUMBERS = re.compile(r"\d[\d.,]*(e[-+]\d+)?")
+#: unit of losses a token, which runs of one vocabulary share
+NATS = "nats"
 NEARLY_ALL = "drops less than 1 % of the text"
 
 Answer = dict[str, str]
@@ -415,16 +417,27 @@ def interpolate_losses(validation: pd.DataFrame, column: str) -> LossesAt:
     return LossesAt(spent=spent, losses=losses, steps=steps, error=error)
 
 
+def share_unit(validation: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return rows of `validation.sql` with losses in a unit that all of them share, and its name:
+    nats (a token) of one vocabulary, else bits per byte, where those are known.
+    """
+    used = runs[runs["run_id"].isin(validation["run_id"])]
+    if "tokenizer_sha256" not in used or used["tokenizer_sha256"].dropna().nunique() < 2:
+        return validation, NATS
+    known = validation.dropna(subset=["bits_per_byte"])
+    return known.assign(loss=known["bits_per_byte"]), "bits per byte"
+
+
 def answer_loss(
     validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str], dropped: Dropped
 ) -> list[Answer]:
     """Return how far median validation losses lie apart at equal compute (steps × positions) and
-    after equal seconds of training steps; from rows of `validation.sql`.
+    after equal seconds of training steps, in a unit that they share; from rows of `validation.sql`.
 
     With more error of interpolation than difference, an answer is open. `inventory` and `refused`
     (run id → what makes it not comparable) name the runs that are left out.
     """
-    rows = _fewest_ranks(validation)
+    rows, unit = share_unit(_fewest_ranks(validation), inventory)
     found = []
     for column in ("positions_seen", "training_s"):
         known = rows.dropna(subset=[column])
@@ -438,11 +451,14 @@ def answer_loss(
             where = f"At equal compute ({number(at.spent, digits=3)} positions)"
         else:
             where = f"After {number(at.spent, digits=3)} s of training steps"
-        found.append(_answer_losses(at, where, dropped=dropped, left_out=left_out))
+        answer = _answer_losses(at, where, unit=unit, dropped=dropped, left_out=left_out)
+        found.append(answer)
     return found
 
 
-def _answer_losses(at: LossesAt, where: str, dropped: Dropped, left_out: str) -> Answer:
+def _answer_losses(
+    at: LossesAt, where: str, *, unit: str, dropped: Dropped, left_out: str
+) -> Answer:
     """Return the answer on the lowest and the highest median of losses; `where` begins its text."""
     medians = at.medians
     low = min(medians, key=medians.__getitem__)
@@ -452,15 +468,15 @@ def _answer_losses(at: LossesAt, where: str, dropped: Dropped, left_out: str) ->
         f"{number(medians[n], digits=4)} with {n} (step {at.step(n)})" for n in (low, high)
     )
     result = (
-        f"{_nats(apart)} nats apart: {ends}"
+        f"{_nats(apart)} {unit} apart: {ends}"
         if apart
-        else f"equal: {number(medians[low], digits=4)} nats"
+        else f"equal: {number(medians[low], digits=4)} {unit}"
     )
     noise = max(max(values) - min(values) for values in at.losses.values())
     runs = [len(at.losses[name]) for name in (low, high)]
     spread = [f"medians of {runs[0]} and {runs[1]} runs"] if max(runs) > 1 else []
     repeated = max(map(len, at.losses.values())) > 1
-    spread += [f"repeats differ by up to {_nats(noise)} nats"] if repeated else []
+    spread += [f"repeats differ by up to {_nats(noise)} {unit}"] if repeated else []
     spread += [f"interpolation is off by up to {_nats(at.error)}"] if at.error >= 1e-4 else []
     if max(runs) == 1:
         verdict = ONE_RUN

@@ -165,7 +165,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 dropped=dropped,
             ),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
-            "validation": validation_table(validation, dropped),
+            "validation": validation_table(validation, runs, dropped=dropped),
             "generations": generations_table(rows("generations")),
             "proof": proof,
             "inventory": campaign_quality.inventory_table(runs, validation),
@@ -301,7 +301,9 @@ def throughput_table(
     return Table(columns=heads, rows=rows, caption=" ".join(filter(None, notes)))
 
 
-def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Table:
+def validation_table(
+    validation: pd.DataFrame, runs: pd.DataFrame, dropped: answers.Dropped
+) -> Table:
     """A row a series and world size: the loss after the last step."""
     head, cell = _dropped_column(dropped, rows=validation)
     counted = validation["accuracy"].notna().any()
@@ -339,18 +341,22 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         *([">accuracy (%)"] if counted else []),
         *head,
     )
+    _, unit = answers.share_unit(validation, runs)
+    shared = unit == answers.NATS
     text = (
-        "Nats a useful token on one fixed held-out slice, the same rows for every approach, "
-        f"attention {listing(sorted(validation['attention'].dropna().unique()))}; "
+        "Nats a useful token on one fixed held-out slice, "
+        + ("the same rows for every approach" if shared else "not comparable between vocabularies")
+        + f", attention {listing(sorted(validation['attention'].dropna().unique()))}; "
         "medians, their spread "
     )
     ends = validation[validation["last"].astype(bool)]
     spread = describe_spread(group_by_cell(ends, column="loss"))
     text += "in brackets." + (" Accuracy: labels that have the largest logit." if counted else "")
+    after = answers.describe_equal_tokens(validation) if shared else ""
     return Table(
         columns=heads,
         rows=rows,
-        caption=" ".join(filter(None, [text, spread, answers.describe_equal_tokens(validation)])),
+        caption=" ".join(filter(None, [text, spread, after])),
     )
 
 
