@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.model import ModelSettings
-from tokenscale.train.models.attention import Bounds, attend, choose_kernel
+from tokenscale.settings.run import SDPA_BACKENDS
+from tokenscale.train.models.attention import BACKENDS, KERNELS, Bounds, attend, choose_kernel
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.objective import Objective
 
@@ -115,10 +116,11 @@ def test_a_packed_row_through_a_decoder_is_its_documents_one_by_one(positions, c
 @pytest.mark.parametrize("bounds", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu_has_sdpa_only(bounds, dtype):
+    assert tuple(BACKENDS) == SDPA_BACKENDS
     cpu = torch.device("cpu")
     options = {"device": cpu, "bounds": bounds, "dtype": dtype, "dropout": 0.0}
     assert choose_kernel("auto", **options) == choose_kernel("sdpa", **options) == "sdpa"
-    for kernel in ("flex", "varlen", "flash"):
+    for kernel in sorted({*KERNELS} - {"sdpa"}):
         with pytest.raises(UserError, match=f"attention by {kernel} cannot run here") as caught:
             choose_kernel(kernel, **options)
         assert caught.value.facts.keys() == {"reason", "found", "next"}
@@ -152,10 +154,30 @@ def test_a_gpu_has_the_fastest_that_can(gpu):
     assert auto() == auto(dropout=0.1) == "flash" and auto(dtype=torch.float32) == "flex"
 
 
+WHOLE_ROWS = {"bounds": False}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_back_end_of_sdpa_is_the_one_that_is_named(compiled):
+    """A CPU has FlashAttention of torch's own, and no cuDNN, to which it must not fall back."""
+    inputs = [heads(2, 32, 4, seed, torch.bfloat16) for seed in range(3)]
+
+    def attend_by(kernel):
+        run = lambda query, key, value: attend(query, key, value, kernel=kernel)  # noqa: E731
+        return torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+
+    torch.testing.assert_close(attend_by("sdpa-flash")(*inputs), attend(*inputs))
+    with pytest.raises(RuntimeError, match="backend|kernel"):
+        attend_by("sdpa-cudnn")(*inputs)
+
+
 def test_what_a_gpu_cannot_is_said(gpu):
     for kernel, changes, reason in [
         *((kernel, {"bounds": False}, "document_mask") for kernel in ("flex", "varlen")),
         *((kernel, {"dtype": torch.float32}, "16 bits") for kernel in ("varlen", "flash")),
+        *((kernel, {}, "no bounds of documents") for kernel in BACKENDS),
+        *((kernel, WHOLE_ROWS | {"dtype": torch.float32}, "16 bits") for kernel in BACKENDS),
+        ("sdpa-fa3", WHOLE_ROWS, "compute capability 9.0"),
         ("flex", {"dropout": 0.1}, "dropout"),
         ("flash", {}, "not installed"),
     ]:
@@ -166,10 +188,11 @@ def test_what_a_gpu_cannot_is_said(gpu):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("counts", [(4, 4), (8, 2)])
-@pytest.mark.parametrize("kernel", ["flex", "varlen", "flash"])
+@pytest.mark.parametrize("kernel", [*BACKENDS, "flex", "varlen", "flash"])
 def test_kernels_of_a_gpu_agree_with_sdpa(kernel, counts, causal):
+    inside = kernel not in BACKENDS
     try:
-        choose_kernel(kernel, device=CUDA, bounds=True, dtype=torch.bfloat16, dropout=0.0)
+        choose_kernel(kernel, device=CUDA, bounds=inside, dtype=torch.bfloat16, dropout=0.0)
     except UserError as error:
         pytest.skip(str(error))
     rows = [[100, 1, 27, 128], [256], [3] * 85 + [1]]
@@ -177,8 +200,9 @@ def test_kernels_of_a_gpu_agree_with_sdpa(kernel, counts, causal):
     inputs = [heads(3, 256, n, seed, torch.bfloat16, CUDA) for seed, n in enumerate(sizes)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     weight = torch.randn(inputs[0].shape, device=CUDA)
-    found = attend(*inputs, bounds=Bounds(ids_of(rows), CUDA), causal=causal, kernel=kernel)
-    right = attend(*exact, bounds=Bounds(ids_of(rows), CUDA), causal=causal)
+    bounds = Bounds(ids_of(rows), CUDA) if inside else None
+    found = attend(*inputs, bounds=bounds, causal=causal, kernel=kernel)
+    right = attend(*exact, bounds=bounds, causal=causal)
     torch.testing.assert_close(found.double(), right, rtol=0.02, atol=0.02)
     gradients = torch.autograd.grad((found * weight).sum(), inputs)
     expected = torch.autograd.grad((right * weight).sum(), exact)

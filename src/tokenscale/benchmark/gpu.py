@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ from tokenscale.runs.records.provenance import Energy, find_versions, read_git_s
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings
-from tokenscale.train.models.attention import choose_kernel
+from tokenscale.train.models.attention import BACKENDS, choose_kernel
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import PARTS, timer_of
 from tokenscale.train.record import pci_bus_id
@@ -66,12 +66,6 @@ PATIENCE = 3.0
 PATIENCE_S = 120.0
 #: GPU of a plan that is made without one, and its bytes
 PLANNED = ("NVIDIA H200", 139 * 2**30)
-#: fused backends of `scaled_dot_product_attention`; fa3 needs the package flash_attn_interface
-BACKENDS = {
-    "sdpa-flash": "FLASH_ATTENTION",
-    "sdpa-cudnn": "CUDNN_ATTENTION",
-    "sdpa-fa3": "FLASH_ATTENTION",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +132,7 @@ class Case:
     peer: bool = False
     precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = "bf16-true"
     target: float | None = None  # tokens/s
-    attention: str = "auto"  # a kernel of the trainer, or one of BACKENDS
+    attention: str = "auto"  # a kernel of the trainer
     activation_checkpointing: Literal["none", "block", "selective"] = "none"
     float8: bool = False
     document_mask: bool = False
@@ -697,32 +691,31 @@ class _Timing:
 def _time_case(case: Case, device: torch.device, name_of_device: str) -> _Timing:
     cuda = device.type == "cuda"
     energy = Energy(pci_bus_id(device))
-    with _select_backend(case.attention):
-        if case.peer:
-            step = _build_peer_step(case, shape=case.shape, device=device)
-        else:
-            step = _build_trainer_step(case, device)
-        warm_up = [_time_synchronized(step, k, cuda=cuda) for k in range(WARM_UP)]
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-        laps: list[dict[str, float]] = []
-        joules = energy.joules()
-        seconds = _time_steps(
-            step,
-            steps=count_steps(case, device_name=name_of_device) if cuda else STEPS_WITHOUT_GPU,
-            device=device,
-            laps=laps,
-        )
-        after = energy.joules()
-        used = None if joules is None or after is None else after - joules
-        return _Timing(
-            warm_up=warm_up,
-            seconds=seconds,
-            laps=laps,
-            joules=used,
-            loss=float(step(0)),
-            kernel=None if case.peer else step.kernel,
-        )
+    if case.peer:
+        step = _build_peer_step(case, shape=case.shape, device=device)
+    else:
+        step = _build_trainer_step(case, device)
+    warm_up = [_time_synchronized(step, k, cuda=cuda) for k in range(WARM_UP)]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    laps: list[dict[str, float]] = []
+    joules = energy.joules()
+    seconds = _time_steps(
+        step,
+        steps=count_steps(case, device_name=name_of_device) if cuda else STEPS_WITHOUT_GPU,
+        device=device,
+        laps=laps,
+    )
+    after = energy.joules()
+    used = None if joules is None or after is None else after - joules
+    return _Timing(
+        warm_up=warm_up,
+        seconds=seconds,
+        laps=laps,
+        joules=used,
+        loss=float(step(0)),
+        kernel=None if case.peer else step.kernel,
+    )
 
 
 def _tokens_per_step(case: Case) -> int:
@@ -766,20 +759,6 @@ def _describe_efficiency(case: Case, median: float, name_of_device: str) -> dict
     }
 
 
-@contextlib.contextmanager
-def _select_backend(attention: str) -> Iterator[None]:
-    """Restrict `scaled_dot_product_attention` to one of BACKENDS; other names change nothing."""
-    if attention not in BACKENDS:
-        yield
-        return
-    from torch.nn import attention as library
-
-    if attention == "sdpa-fa3":
-        library.activate_flash_attention_impl("FA3")
-    with library.sdpa_kernel(library.SDPBackend.__members__[BACKENDS[attention]]):
-        yield
-
-
 def _time_synchronized(step: Callable[[int], object], k: int, cuda: bool) -> float:
     began = time.monotonic()
     step(k)
@@ -813,10 +792,13 @@ def _time_steps(
 def _build_trainer_step(case: Case, device: torch.device) -> Any:
     """Return a step function of the trainer, without log and data loading."""
     run = case.run
-    requested = "sdpa" if case.attention in BACKENDS else case.attention
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
     kernel = choose_kernel(
-        requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout
+        case.attention,
+        device=device,
+        bounds=case.document_mask,
+        dtype=dtype,
+        dropout=run.model.dropout,
     )
     trainer = Trainer(
         run=run,

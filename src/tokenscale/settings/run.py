@@ -219,6 +219,8 @@ class ProfileSettings:
     steps: int = option(0, description="steps in the trace; 0: no trace", ge=0)
 
 
+#: attention kernels that are one back end of torch's scaled_dot_product_attention
+SDPA_BACKENDS = ("sdpa-flash", "sdpa-fa3", "sdpa-cudnn")
 #: other words for the device `auto`, which is what ids and records hold
 GPU = {"cuda": "auto", "gpu": "auto"}
 
@@ -318,12 +320,11 @@ class RunSettings:
         description="restrict attention to tokens of the same document; for approaches whose rows "
         "hold several: packed, padding-free, token-list",
     )
-    attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
+    attention: Literal["auto", "sdpa", *SDPA_BACKENDS, "flex", "varlen", "flash"] = option(  # type: ignore[valid-type]
         "auto",
         description=(
-            "attention kernel; auto: the fastest that device and mask allow. The run's records "
-            "name "
-            "the kernel used"
+            "attention kernel; auto: the fastest that device and mask allow; sdpa: torch's, which "
+            "chooses its back end, or one back end of it. The run's records name the kernel used"
         ),
     )
     loss_chunk: int = option(
@@ -611,7 +612,9 @@ class RunSettings:
                 yield "attention", f"{kernel} needs a GPU, and device is cpu: use sdpa"
             if self.float8:
                 yield "float8", "needs a GPU, and device is cpu: remove float8, or use device auto"
-        if kernel in ("varlen", "flash") and self.precision == "fp32":
+        if kernel in SDPA_BACKENDS and masks:
+            yield "attention", f"{kernel} takes no bounds of documents: use varlen or flex"
+        if kernel in (*SDPA_BACKENDS, "varlen", "flash") and self.precision == "fp32":
             works = "flex" if self.document_mask and not self.model.dropout else "sdpa"
             yield "attention", f"{kernel} computes in 16 bits only: use {works}, or precision bf16"
         if kernel in ("flex", "varlen") and self.model.dropout:

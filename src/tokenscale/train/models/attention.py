@@ -2,12 +2,15 @@
 
 | kernel | from | runs on | takes |
 |---|---|---|---|
-| `sdpa` | torch | everything | anything; bounds as a mask [B, 1, T, T] |
+| `sdpa` | torch, which chooses its back end | everything | anything; bounds as a mask [B, 1, T, T] |
+| `sdpa-flash` | torch, FlashAttention 2 | CUDA | 16 bits, no bounds |
+| `sdpa-fa3` | torch >= 2.11 and the package flash_attn_interface | CUDA, from Hopper on | 16 bits, no bounds |
+| `sdpa-cudnn` | torch, cuDNN | CUDA | 16 bits, no bounds |
 | `flex` | torch (FlexAttention) | CUDA | bounds, no dropout |
 | `varlen` | torch >= 2.10 (`torch.nn.attention.varlen`) | CUDA | bounds, 16 bits, no dropout |
 | `flash` | the package flash-attn | CUDA | 16 bits |
 
-All four give the same values, to the rounding of their number format.
+All of them give the same values, to the rounding of their number format.
 """
 
 import functools
@@ -18,11 +21,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import attention
 
 from tokenscale.base.errors import UserError
 from tokenscale.train.compilation import compile_function
 
-KERNELS = ("sdpa", "flex", "varlen", "flash")
+#: kernels that are one of sdpa's back ends → its name
+BACKENDS = {
+    "sdpa-flash": "FLASH_ATTENTION",
+    "sdpa-fa3": "FLASH_ATTENTION",
+    "sdpa-cudnn": "CUDNN_ATTENTION",
+}
+#: kernels of 16 bits → the first compute capability of a GPU that has them
+OF_16_BITS = {
+    "sdpa-flash": (8, 0),
+    "sdpa-fa3": (9, 0),
+    "sdpa-cudnn": (8, 0),
+    "varlen": (8, 0),
+    "flash": (8, 0),
+}
+KERNELS = ("sdpa", *BACKENDS, "flex", "varlen", "flash")
+#: kernels of packages → (package, how people call it)
+PACKAGES = {"flash": ("flash_attn", "flash-attn"), "sdpa-fa3": ("flash_attn_interface",) * 2}
 #: those that need the documents' bounds; without them there is nothing for them to do that sdpa
 #: does not
 OF_BOUNDS = ("flex", "varlen")
@@ -145,6 +165,9 @@ def attend(
     `causal`: a query sees no later key. `bounds`: none outside its document; T is then S. `kernel`
     is one that `choose_kernel` gave for the same use.
     """
+    if kernel in BACKENDS:
+        with attention.sdpa_kernel(attention.SDPBackend.__members__[BACKENDS[kernel]]):
+            return attend(query, key, value=value, causal=causal, dropout=dropout)
     grouped = query.shape[1] != key.shape[1]
     if kernel == "sdpa":
         if bounds is None:
@@ -218,6 +241,8 @@ def choose_kernel(
                 found=f"{device.type}, {form}, dropout {dropout:g}, torch {torch.__version__}",
                 next="leave `attention` out: it is then the fastest kernel that can",
             )
+        if requested == "sdpa-fa3":
+            attention.activate_flash_attention_impl("FA3")
         return requested
     # without bounds torch's own choice behind sdpa (FlashAttention, cuDNN) needs no mask and is as
     # fast
@@ -244,6 +269,8 @@ def _lacks(
         return None
     if device.type != "cuda":
         return f"{kernel} has no kernel for this device, or none for its backward pass"
+    if kernel in BACKENDS and bounds:
+        return f"{kernel} takes no bounds of documents (document_mask)"
     if kernel in OF_BOUNDS and not bounds:
         return (
             f"{kernel} is for attention inside documents (document_mask); over whole rows there "
@@ -251,14 +278,17 @@ def _lacks(
         )
     if kernel in OF_BOUNDS and dropout:
         return f"{kernel} does not support dropout"
-    if kernel in ("varlen", "flash") and dtype not in (torch.float16, torch.bfloat16):
+    if kernel in OF_16_BITS and dtype not in (torch.float16, torch.bfloat16):
         return f"{kernel} computes in 16 bits only"
-    if kernel in ("varlen", "flash") and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{kernel} needs a GPU of compute capability 8.0 or later"
+    if kernel in OF_16_BITS and torch.cuda.get_device_capability(device) < OF_16_BITS[kernel]:
+        first = ".".join(map(str, OF_16_BITS[kernel]))
+        return f"{kernel} needs a GPU of compute capability {first} or later"
     if kernel == "varlen" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return "torch has it from version 2.10 on"
-    if kernel == "flash" and importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
+    if kernel == "sdpa-fa3" and not hasattr(attention, "activate_flash_attention_impl"):
+        return "this release of torch has no other FlashAttention than its own"
+    if kernel in PACKAGES and importlib.util.find_spec(PACKAGES[kernel][0]) is None:
+        return f"the package {PACKAGES[kernel][1]} is not installed"
     return None
 
 
@@ -270,10 +300,10 @@ def _flex(
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    attention: Any = flex_attention
+    compute: Any = flex_attention
     if not torch.compiler.is_compiling():
-        attention = compile_function(flex_attention, dynamic=False)
-    y: Any = attention(query, key, value, block_mask=block_mask, enable_gqa=enable_gqa)
+        compute = compile_function(flex_attention, dynamic=False)
+    y: Any = compute(query, key, value, block_mask=block_mask, enable_gqa=enable_gqa)
     return y
 
 
