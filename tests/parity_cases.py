@@ -891,11 +891,16 @@ NUMBERS = {
 
 def draw_number(name: str, seed: int) -> tuple[Case, float]:
     """Return a case with a number of three digits that no file names, and the number."""
-    model, where, old, new, least, most, begins = NUMBERS[name]
+    *_, least, most, _ = NUMBERS[name]
     pick = random.Random(f"{name} {seed}")
     value = float(f"{least * (most / least) ** pick.random():.3g}")
-    new = new.replace("{value}", repr(value))
-    return Case(f"{name} {value:g}", model, where, old, new, begins), value
+    return number_case(name, value), value
+
+
+def number_case(name: str, value: float) -> Case:
+    """Return the case that plants a number."""
+    model, where, old, new, _, _, begins = NUMBERS[name]
+    return Case(f"{name} {value:g}", model, where, old, new.replace("{value}", repr(value)), begins)
 
 
 def edit(text: str, case: Case, where: str) -> str:

@@ -24,6 +24,7 @@ from tests.parity_cases import (
     References,
     draw_number,
     judge,
+    number_case,
 )
 from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
@@ -51,8 +52,6 @@ TRIED = {
     "weight decay 0.01 (our trainer)": ("0.1 in A, 0.01 in B", 0),  # stated, not searched for
 }
 FEW |= TRIED.keys()
-#: numbers that are not left to make long-test: one of a module, of the loss, of the optimizer
-GATE_NUMBERS = {("norm epsilon", 0), ("soft cap", 0), ("beta1", 0)}
 #: numbers that are not left to make long-test: one of a module, of the loss, of the optimizer
 GATE_NUMBERS = {("norm epsilon", 0), ("soft cap", 0), ("beta1", 0)}
 
@@ -120,6 +119,16 @@ def test_a_refactoring_is_no_false_alarm(case, references):
     # two embeddings, six modules a layer, norm and head
     if case.name.startswith("renamed, fused and transposed"):
         assert certificate["stages"]["module output"]["compared"] == 2 + 6 * 4 + 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "value"), [("beta1", 0.97), ("beta2", 0.999)])
+def test_a_number_whose_first_digit_is_no_number_is_solved_for(name, value, references):
+    """Rounded to one digit it is 1, with which nothing can be computed."""
+    case = number_case(name, value)
+    certificate = references.certificate_of(case)
+    assert judge(case, certificate) == "named", certificate["cause"]
+    assert abs((1 - certificate["cause"]["b"]) / (1 - value) - 1) < 5e-3
 
 
 def test_an_update_that_differs_in_its_norm_alone_is_explained_by_all_parameters(references):

@@ -9,7 +9,7 @@ float64; `Parity.tried` counts comparisons.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -347,7 +347,8 @@ def _search_settings(
 
     def measure(side: str, settings: Settings) -> float:
         parity.tried += 1
-        return distance(side, settings)
+        found = distance(side, settings)
+        return found if math.isfinite(found) else math.inf
 
     def first(side: str, candidates: Iterable[Settings]) -> Explanation | None:
         for settings in candidates:
@@ -356,8 +357,11 @@ def _search_settings(
         return None
 
     def solve(side: str, starts: Iterable[Settings]) -> Explanation | None:
-        for start in starts:
-            for name, span in formula.numbers.items():
+        for name, span in formula.numbers.items():
+            usual = values[name][0]
+            # those that differ in this number alone are one
+            distinct = dict.fromkeys(tuple((start | {name: usual}).items()) for start in starts)
+            for start in map(dict, distinct):
                 if found := _solve_number(partial(measure, side), start, name, span):
                     return found
         return None
@@ -1005,17 +1009,37 @@ def _explain_logits(parity: Parity, a: Tensor, b: Tensor, allowed: float) -> Cau
     if a.shape != b.shape or _test_hypothesis(parity, found=b, predicted=a, allowed=allowed):
         return None
 
-    def distance(side: str, settings: Settings) -> float:
-        found = difference(a if side == "a" else b, b=_logits(a, settings))
-        return math.inf if found is None else found / allowed
+    for side, changed, plain in (("B", b, a), ("A", a, b)):
 
-    if found := _search_settings(parity, FORMULAS["logits"], distance=distance):
-        return _name_cause("the logits", found)
+        def distance(of: str, settings: Settings, changed=changed, plain=plain) -> float:
+            found = difference(plain if of == "a" else changed, b=_logits(plain, settings))
+            return math.inf if found is None else found / allowed
+
+        if found := _search_settings(parity, FORMULAS["logits"], distance=distance):
+            return _name_change_of_logits(side, found[1])
     return _make_cause(
         "logits",
         a=None,
         b=None,
         text="logits are changed between the output head and the loss",
+    )
+
+
+def _name_change_of_logits(side: str, found: Explanation) -> Cause:
+    """Name what makes one side's logits of the other's, which are plain in this comparison."""
+    factor = found.settings["factor"]
+    cap = found.settings["soft cap"]
+    name = "factor" if cap is None else "soft cap"
+    value = factor if cap is None else cap
+    how = f"{value:g} times the other's" if cap is None else f"softly capped at {value:g}"
+    plain = 1.0 if cap is None else None
+    a, b = (plain, value) if side == "B" else (value, plain)
+    return _make_cause(
+        f"{name} of the logits",
+        a,
+        b=b,
+        text=f"{name} of the logits: {side}'s are {how}",
+        evidence=[_describe_fit(side, found, name)],
     )
 
 
@@ -1516,7 +1540,8 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
     wrong = compared if together else wrong
     if not wrong:
         return None
-    formula = FORMULAS["update"]
+    # one norm of all updates fits any number
+    formula = replace(FORMULAS["update"], numbers={}) if together else FORMULAS["update"]
     recorded = {
         s: [
             read_kind(
@@ -1555,7 +1580,7 @@ def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
             kept = recording.details[f"{step}.before.{getattr(match, side)[0]}"].dtype
             before = match.values(recording, side, step, "before")
             apart = difference(actual, b=predicted)
-            if before is None or actual is None or apart is None:
+            if before is None or actual is None or apart is None or not math.isfinite(apart):
                 return math.inf
             # weights are rounded to it
             resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())
