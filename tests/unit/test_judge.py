@@ -234,6 +234,21 @@ def test_repeats_are_chosen_by_name(tmp_path):
     assert found.result.spread.n == 2 and found.result.ratio > 1.01
 
 
+def test_runs_of_one_file_with_other_steps_are_refused(tmp_path, capsys):
+    rows = [
+        f"{run},{step},{5 - 0.01 * step + k},{100 + step % 7 + k}"
+        for k, (run, stride) in enumerate([("v", 1), ("w", 1), ("x", 10), ("y", 10)])
+        for step in range(0, 20 * stride, stride)
+    ]
+    file = tmp_path / "all.csv"
+    file.write_text("run,step,loss,time_ms\n" + "\n".join(rows))
+    v, w, x, y = (f"{file}::{run}" for run in "vwxy")
+    assert main(["judge", v, w, "--over", x, y, *FLAGS]) == 2
+    said = capsys.readouterr().err
+    assert f"{v} has a line for every 1 steps" in said
+    assert f"{y} has a line for every 10 steps" in said
+
+
 def strip(folder: Path, path: str) -> str:
     """The log without its times."""
     Path(path).write_text("".join(f"{k} {5 - k / 10}\n" for k in range(1, 13)))

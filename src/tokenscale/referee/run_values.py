@@ -827,7 +827,7 @@ def _find_facts_not_logged(evidence: Evidence) -> Iterator[str]:
     if log.get("time_unit") == "tokens/s":
         yield "tokens/s are the trainer's own, of one device or of all"
     if log.get("every") != 1:
-        yield f"the log has every {log.get('every')}. step, and its lines are taken as steps"
+        yield f"the log has a line for every {log.get('every')} steps, and lines are taken as steps"
     yield from map(str, log.get("notes") or ())
 
 

@@ -72,6 +72,8 @@ class Log:
 
     path: Path
     curve: Curve
+    #: as it was named, with `::NAME`
+    name: str
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _read_run(path: str) -> Folder | Log:
     if (folder / "run.json").is_file():
         return Folder(folder, read_run_record(folder / "run.json").record or {})
     try:
-        return Log(Path(path.partition("::")[0]), curve=read(path))
+        return Log(Path(path.partition("::")[0]), curve=read(path), name=path)
     except GoldenError as error:
         what, *facts = str(error).splitlines()
         raise UserError(
@@ -225,18 +227,25 @@ def _check_copies(logs: Sequence[Log]) -> None:
 
 def _check_steps(logs: Sequence[Log], is_beside_folder: bool) -> None:
     """Raise UserError for logs of which one begins elsewhere, or leaves out other steps."""
-    numbers = {log.path: log.curve.steps for log in logs}
-    starts = {path: int(steps[0]) for path, steps in numbers.items()}
-    strides = {path: _find_stride(steps) for path, steps in numbers.items()}
-    least, most = min(starts, key=starts.__getitem__), max(starts, key=starts.__getitem__)
-    if starts[most] - starts[least] > 1:
-        found = {str(path): f"begins at step {starts[path]}" for path in (least, most)}
-    elif len({*strides.values(), *[1] * is_beside_folder}) > 1:
-        least, most = min(strides, key=strides.__getitem__), max(strides, key=strides.__getitem__)
-        found = {str(path): f"has every {strides[path]}. step" for path in {least: 0, most: 0}}
+    by_start = sorted(logs, key=lambda log: int(log.curve.steps[0]))
+    starts = [int(log.curve.steps[0]) for log in by_start]
+    by_stride = sorted(logs, key=lambda log: _find_stride(log.curve.steps))
+    strides = [_find_stride(log.curve.steps) for log in by_stride]
+    if starts[-1] - starts[0] > 1:
+        found = [f"{log.name} begins at step {log.curve.steps[0]}" for log in by_start]
+    elif len({*strides, *[1] * is_beside_folder}) > 1:
+        found = [
+            f"{log.name} has a line for every {stride} steps"
+            for log, stride in zip(by_stride, strides, strict=True)
+        ]
     else:
         return
-    raise UserError("the logs are of unequal steps.", **found, next="name logs of the same steps")
+    raise UserError(
+        "the logs are of unequal steps.",
+        found=found[0],
+        beside=found[-1] if len(found) > 1 else "a run's folder, which has every step",
+        next="name logs of the same steps",
+    )
 
 
 def _find_stride(steps: np.ndarray) -> int:
