@@ -28,10 +28,12 @@ PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.unam
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
 PIP = $(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS)
 # setuptools goes first: what is built afterwards takes it from the lock, not what the index has at that moment. With it
-# uv, which downloads many packages at once; pip does that where uv cannot, and where PIP_ARGS name the only index
+# uv, which downloads many packages at once. It reads no settings of pip: where those name an index, or PIP_ARGS an index,
+# a proxy or a certificate, pip does it, and also where uv cannot
 BUILD_TOOLS = sed -n '/^\(setuptools\|uv\)==/,/[^\\]$$/p' $(LOCK)
 LOCKED = --require-hashes --no-deps --no-build-isolation -r $(LOCK)
-UV = $(if $(filter -i --index-url --index-url=% --no-index,$(PIP_ARGS)),,$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python $(LOCKED) ||)
+OWN_INDEX = $(filter -i% --index-url% --no-index --proxy% --cert%,$(PIP_ARGS))$(shell $(PYTHON) -m pip config list 2>/dev/null | sed -n '/[.]index-url=/p')
+UV = $(if $(OWN_INDEX),,$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python $(LOCKED) ||)
 VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint locks/constraints.txt)
 # Python 3's minor versions in pyproject.toml: from the first, below the second
 MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
