@@ -646,7 +646,9 @@ def render_results(evidence: Path) -> str:
                 continue
             place = undecided if claim["verdict"] == INCONCLUSIVE else rows
             # of several cells, the reason of all of them stands behind their names
-            reason = claim["reason"].rpartition(": ")[2]
+            reason = claim["reason"]
+            if len(claim["cells"]) > 1:
+                reason = reason.rpartition(": ")[2]
             verdict = ", ".join(filter(None, [*verdict_words(claim), reason]))
             place.append([claim["sentence"], verdict, folder])
     table = markdown(Table(columns, [*rows, *undecided]))
