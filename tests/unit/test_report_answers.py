@@ -326,7 +326,7 @@ def test_losses_over_unlike_vocabularies_are_compared_in_bits_per_byte():
     bytes_a_token = rows["series"].map({"1024": 2.0, "16384": 4.0})
     rows["bits_per_byte"] = rows["loss"] / math.log(2) / bytes_a_token
     runs = rows[["run_id", "world_size"]].drop_duplicates()
-    runs["tokenizer_sha256"] = runs["run_id"].str.split("-").str[0]
+    runs["tokenizer"] = runs["run_id"].str.split("-").str[0]
     runs["validity"] = "valid"
     runs["reasons"] = ""
     answer = answers.answer_loss(rows, runs, {}, {})[0]

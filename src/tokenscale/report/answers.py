@@ -422,7 +422,8 @@ def share_unit(validation: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFra
     nats (a token) of one vocabulary, else bits per byte, where those are known.
     """
     used = runs[runs["run_id"].isin(validation["run_id"])]
-    if "tokenizer_sha256" not in used or used["tokenizer_sha256"].dropna().nunique() < 2:
+    # by name: a run that reads stored tokens opens no tokenizer, and has no hash of one
+    if "tokenizer" not in used or used["tokenizer"].dropna().nunique() < 2:
         return validation, NATS
     known = validation.dropna(subset=["bits_per_byte"])
     return known.assign(loss=known["bits_per_byte"]), "bits per byte"

@@ -265,7 +265,8 @@ def _write_run(log: Log, facts: dict[str, Any], stated: Stated, folder: Path) ->
     """Write a log as the run of another program, its steps counted from 0. Without times of its steps
     they have none.
     """
-    batch, length = stated.global_batch, stated.sequence_length
+    batch = stated.global_batch
+    length = stated.sequence_length
     if batch is None or length is None:
         raise UserError(
             "how many tokens are in a step is not in a log of another trainer.",

@@ -306,6 +306,8 @@ def validation_table(
 ) -> Table:
     """A row a series and world size: the loss after the last step."""
     head, cell = _dropped_column(dropped, rows=validation)
+    _, unit = answers.share_unit(validation, runs)
+    shared = unit == answers.NATS
     counted = validation["accuracy"].notna().any()
     rows = []
     for name, world, group in cells(validation):
@@ -323,7 +325,7 @@ def validation_table(
                 *(
                     format_spread(first["loss"], digits=5),
                     format_spread(last["loss"], digits=5),
-                    format_spread(last["perplexity"]),
+                    format_spread(last["perplexity" if shared else "bits_per_byte"].dropna()),
                 ),
                 *([format_spread(100 * last["accuracy"].dropna())] if counted else []),
                 *cell(name),
@@ -337,12 +339,10 @@ def validation_table(
         ">useful tokens trained on",
         ">first loss",
         ">last loss",
-        ">perplexity",
+        ">perplexity" if shared else ">bits per byte",
         *([">accuracy (%)"] if counted else []),
         *head,
     )
-    _, unit = answers.share_unit(validation, runs)
-    shared = unit == answers.NATS
     text = (
         "Nats a useful token on one fixed held-out slice, "
         + ("the same rows for every approach" if shared else "not comparable between vocabularies")
