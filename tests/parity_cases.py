@@ -767,7 +767,7 @@ HELD_OUT = [
             '~(one, two), count = group["betas"], state["step"]~(one, two), count = (0.8, 0.95), '
             'state["step"]'
         ),
-        "beta1 of all parameters: as stated in A, 0.8 in B",
+        "beta1 of all parameters: as declared in A, 0.8 in B",
     ),
     Case(
         "gradients times 1.01 behind clipping",
