@@ -159,9 +159,7 @@ GENERATED = {
     ("steps learning_rate", "copy", 1e-9): "learning_rate of each step",
     ("both norms", "freeze", 1.0): "loss, gradient norm and time of a step",
     ("times of steps", "one value less", 10.0): "loss, gradient norm and time of a step",
-    ("memory activations_bytes", "scale", 1.03): (
-        "memory of activations, peak of memory, time of computing, processor time"
-    ),
+    ("memory activations_bytes", "scale", 1.03): "activations_bytes beside other runs",
     ("all times", "divide", 10.0): "cpu_s",
 }
 

@@ -2,6 +2,7 @@
 clocks, run table.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -525,47 +526,52 @@ def _find_loss_tolerance(precision: str | None, step: float) -> float:
     return 2.0 ** min(last, first + max(0.0, step - 19) / 5)
 
 
-@between(
-    "memory of activations, peak of memory, time of computing, processor time",
-    "as in runs of equal shapes",
-    "other runs",
-    "caution",
-    f"of repeats {SHAPE_SPREADS:g} spreads and "
-    + ", ".join(f"{own:g}×" for own, _ in OF_A_SHAPE.values())
-    + "; of approaches "
-    + ", ".join(f"{other:g}×" for _, other in OF_A_SHAPE.values() if other < math.inf),
-)
-def _find_other_shapes(siblings: Siblings) -> Found:
+def _find_other_shape(siblings: Siblings, quantity: str) -> Found:
     """Approaches with rows of one length compute and hold the same. Each approach has one voice,
     however many repeats it has; of two, nobody knows which is wrong.
     """
+    limits = OF_A_SHAPE[quantity]
     for ids in siblings.groups(*SHAPE):
-        for name, limits in OF_A_SHAPE.items():
-            values = {i: v for i, v in siblings.of_a_shape[name].items() if i in ids}
-            cells: dict[str, list[float]] = defaultdict(list)
-            for run_id, value in values.items():
-                if siblings.rows[run_id]["approach"] != "length-bucketed":
-                    cells[siblings.rows[run_id]["series"]].append(math.log(value))
-            middles = {cell: statistics.median(found) for cell, found in cells.items()}
-            for run_id, value in values.items():
-                cell = siblings.rows[run_id]["series"]
-                if cell not in cells:
-                    continue
-                beside = []
-                if len(cells[cell]) > 2:
-                    others = np.array(cells[cell])
-                    others = np.delete(others, np.flatnonzero(others == math.log(value))[0])
-                    least = max(math.log(limits[0]), SHAPE_SPREADS * measure_spread(others))
-                    beside.append((least, float(np.median(others)), "repeats"))
-                if len(cells) > 1:
-                    middle = statistics.median(middles.values())
-                    beside.append((math.log(limits[1]), middle, "approaches"))
-                for limit, middle, of in beside:
-                    apart = math.log(value) - middle
-                    if abs(apart) > limit:
-                        ratio = f"{math.exp(apart):.3g} × that of other {of}"
-                        yield run_id, f"its {name} is {ratio}"
-                        break
+        values = {i: v for i, v in siblings.of_a_shape[quantity].items() if i in ids}
+        cells: dict[str, list[float]] = defaultdict(list)
+        for run_id, value in values.items():
+            if siblings.rows[run_id]["approach"] != "length-bucketed":
+                cells[siblings.rows[run_id]["series"]].append(math.log(value))
+        middles = {cell: statistics.median(found) for cell, found in cells.items()}
+        for run_id, value in values.items():
+            cell = siblings.rows[run_id]["series"]
+            if cell not in cells:
+                continue
+            beside = []
+            if len(cells[cell]) > 2:
+                others = np.array(cells[cell])
+                others = np.delete(others, np.flatnonzero(others == math.log(value))[0])
+                least = max(math.log(limits[0]), SHAPE_SPREADS * measure_spread(others))
+                beside.append((least, float(np.median(others)), "repeats"))
+            if len(cells) > 1:
+                middle = statistics.median(middles.values())
+                beside.append((math.log(limits[1]), middle, "approaches"))
+            for limit, middle, of in beside:
+                apart = math.log(value) - middle
+                if abs(apart) > limit:
+                    ratio = f"{math.exp(apart):.3g} × that of other {of}"
+                    yield run_id, f"its {quantity} is {ratio}"
+                    break
+
+
+def _describe_limits(own: float, other: float) -> str:
+    of_approaches = f"; of approaches {other:g}×" if other < math.inf else ""
+    return f"of repeats {SHAPE_SPREADS:g} spreads and {own:g}×{of_approaches}"
+
+
+for _quantity, _limits in OF_A_SHAPE.items():
+    between(
+        f"{_quantity} beside other runs",
+        must="as in runs of equal shapes",
+        known_from="other runs",
+        word="caution",
+        tolerance=_describe_limits(*_limits),
+    )(functools.partial(_find_other_shape, quantity=_quantity))
 
 
 def _measure_processor_time(events: Iterable[Row]) -> float | None:
