@@ -182,7 +182,7 @@ class OnCluster:
 
 
 def losses(run: Path) -> list[float]:
-    """Nats a useful token of every step, over all ranks; of each step the latest attempt counts."""
+    """Loss in nats per useful token of every step, over all ranks; of each step the latest attempt counts."""
     return [step["loss_sum"] / step["useful_tokens"] for step in read_steps(run).values()]
 
 

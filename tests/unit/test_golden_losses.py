@@ -168,6 +168,9 @@ def test_times_are_seconds_of_steps(tmp_path):
         ),
         ("step {step} loss 4.1 step_time 0.5s", 0.5, "s"),
         ("step {step} loss 4.1 samples/s 4.0", 0.25, "samples/s"),
+        ("step: {step}  loss: 4.1  memory: 24.00GiB(55%)  tps: 8.0", 0.125, "tokens/s/device"),
+        ("step {step} loss 4.1 tokens/sec/gpu 8.0", 0.125, "tokens/s/device"),
+        ("step {step} loss 4.1 wps 8.0", 0.125, "rate/s"),
         ("step {step} loss 4.1 dt 0.5", 0.5, ""),
     ],
 )

@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.logs import read_runs
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
@@ -18,6 +20,7 @@ from tokenscale.referee import statistics
 from tokenscale.report import run_sets, save
 from tokenscale.report.packed_logs import restore
 from tokenscale.report.paired_comparisons import RATE, Judged, read_comparisons
+from tokenscale.runs.records.external import ExternalRun
 
 pytestmark = pytest.mark.slow(60)
 
@@ -40,9 +43,9 @@ LINES = {
 #: digits of losses and times: in full, and as the trainers print them
 FULL = {"d4": ".12f", "d2": ".12f"}
 PRINTED = {"d4": ".4f", "d2": ".2f"}
-STATED = run_sets.Stated(global_batch=8, sequence_length=128)
+DECLARED = run_sets.DeclaredFacts(global_batch=8, sequence_length=128, devices=1)
 BATCH = 8 * 128
-FLAGS = ["--global-batch", "8", "--sequence-length", "128"]
+FLAGS = ["--global-batch", "8", "--sequence-length", "128", "--devices", "1"]
 
 
 def render(trainer: str, losses, seconds, digits=FULL) -> str:
@@ -72,9 +75,9 @@ def write_sets(folder: Path, count: int, ratio=1.0, **of_b) -> list[list[str]]:
     ]
 
 
-def compare(paths, results: Path, quantities=("throughput",), stated=STATED) -> list[Judged]:
+def compare(paths, results: Path, quantities=("throughput",), declared=DECLARED) -> list[Judged]:
     sets = run_sets.name_sets(paths, names=("A", "B"))
-    return run_sets.compare(run_sets.write_tables(sets, quantities, stated, results=results))
+    return run_sets.compare(run_sets.write_tables(sets, quantities, declared, results=results))
 
 
 @pytest.fixture(scope="module")
@@ -148,13 +151,67 @@ def test_every_trainers_log_gives_its_tokens_and_losses(trainer, tmp_path):
         paths.append(str(tmp_path / f"{k}.txt"))
         Path(paths[-1]).write_text(render(trainer, losses[k], seconds[k]))
     sets = run_sets.name_sets([paths[:2], paths[2:]], names=("A", "B"))
-    tables = run_sets.write_tables(sets, ("throughput", "loss"), STATED, results=tmp_path / "r")
+    tables = run_sets.write_tables(sets, ("throughput", "loss"), DECLARED, results=tmp_path / "r")
     rates = query("throughput", tables).set_index("run_id")["useful_tokens_per_s"]
     found = query("training_loss", tables).set_index("run_id")["loss"]
     assert query("padding", tables).empty, "logs count no padding"
     for k, run in enumerate(["A-0", "A-1", "B-0", "B-1"]):
         assert rates[run] == pytest.approx(BATCH * 17 / seconds[k, 3:].sum())
         assert found[run] == pytest.approx(losses[k, -2:].mean())
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "unit", "counted"),
+    [
+        ("tps", "ms", BATCH),  # declared for other logs: this one has its unit
+        ("tokens/s", None, BATCH),
+        ("samples/s", None, 8),
+        ("tokens/s/gpu", None, BATCH),
+        ("wps", "tokens/s", BATCH),
+        ("wps", "samples/s/device", 8),
+    ],
+)
+def test_a_rate_gives_the_time_of_a_step_on_any_number_of_devices(
+    name, unit, counted, devices, tmp_path
+):
+    is_of_a_device = name in ("tps", "tokens/s/gpu") or "device" in (unit or "")
+    paths = []
+    for k in range(4):
+        seconds = 0.05 * np.exp(0.1 * np.random.default_rng(k).normal(size=12))
+        rates = counted / seconds / (devices if is_of_a_device else 1)
+        paths.append(str(tmp_path / f"{k}.txt"))
+        lines = [f"step: {i} loss: {4 - i / 99} {name}: {r:.9f}" for i, r in enumerate(rates)]
+        Path(paths[-1]).write_text("\n".join(lines))
+    declared = run_sets.DeclaredFacts(8, 128, devices=devices, time_unit=unit)
+    (found,) = compare([paths[:2], paths[2:]], tmp_path / "results", declared=declared)
+    for repeat, (_, rate) in found.pair.values.items():
+        seconds = 0.05 * np.exp(0.1 * np.random.default_rng(repeat).normal(size=12))
+        assert rate == pytest.approx(BATCH * 9 / seconds[3:].sum(), rel=1e-6)
+    tables = tmp_path / "results/tables/judge"
+    cautions = read_runs(tables).to_pandas()["cautions"]
+    assert cautions.str.contains("are taken as of").all() == (devices > 1)
+
+
+def test_a_run_of_ours_on_two_ranks_is_compared_with_logs_of_two_devices(tmp_path):
+    ours = []
+    for repeat in range(2):
+        folder = tmp_path / f"run-{repeat}"
+        facts = {"approach": "loop", "steps": 12, "global_batch": 8, "sequence_length": 128}
+        ranks = [ExternalRun(folder, **facts, rank=rank, world_size=2) for rank in (1, 0)]
+        random = np.random.default_rng(repeat)
+        counts = {"useful_tokens": 512, "total_tokens": 512, "rows": 4}
+        with ranks[0], ranks[1]:
+            for step, rank in product(range(12), ranks):
+                loss = 2000 - step + random.normal()
+                rank.step(loss_sum=loss, step_s=0.1 + 0.001 * random.random(), **counts)
+        ours.append(str(folder))
+    logs = write_sets(tmp_path, 2)[0]
+    two = run_sets.DeclaredFacts(8, 128, devices=2)
+    (found,) = compare([ours, logs], tmp_path / "results", declared=two)
+    assert found.result.spread.n == 2
+    with pytest.raises(UserError, match="world size"):
+        compare([ours, logs], tmp_path / "other")
 
 
 def test_a_run_of_ours_is_compared_with_a_log(published, tmp_path):
@@ -314,14 +371,20 @@ def test_what_cannot_be_compared_gets_one_message(case, tmp_path, capsys):
 def test_what_a_log_does_not_state_is_asked_for(tmp_path):
     a, b = write_sets(tmp_path, 2)
     with pytest.raises(UserError, match="how many tokens are in a step"):
-        compare([a, b], tmp_path / "1", stated=run_sets.Stated())
+        compare([a, b], tmp_path / "1", declared=run_sets.DeclaredFacts())
     for first, path in enumerate((*a, *b), 5):
         Path(path).write_text("".join(f"{k} {first - k / 10} 1.0 0.1\n" for k in range(12)))
     with pytest.raises(UserError, match="the unit of a step's time is not in the log"):
         compare([a, b], tmp_path / "2")
+    for first, path in enumerate((*a, *b), 5):
+        Path(path).write_text("".join(f"step {k} loss 4 wps {first - k / 10}\n" for k in range(12)))
+    with pytest.raises(UserError, match="what a rate counts is not in the log"):
+        compare([a, b], tmp_path / "4", declared=run_sets.DeclaredFacts(8, 128, 1, "ms"))
     for path in a:
         strip(tmp_path, path)
-    (found,) = compare([a, b], tmp_path / "3", ("loss",), run_sets.Stated(8, 128, "s"))
+    (found,) = compare(
+        [a, b], tmp_path / "3", ("loss",), run_sets.DeclaredFacts(8, 128, devices=1, time_unit="s")
+    )
     assert found.pair.quantity != RATE and found.result.spread.n == 2
 
 

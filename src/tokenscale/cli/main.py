@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 #: how NumPy reports that the disk took a part of an array, without a number
 SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 #: how torch and libraries in Rust state the system's number in a message
-STATED = re.compile(r"\((?:os error )?(\d{1,3})\)")
+ERRNO_IN_MESSAGE = re.compile(r"\((?:os error )?(\d{1,3})\)")
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 #: a file where a folder is needed, and the like
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -99,7 +99,7 @@ def _find_number(error: Exception) -> int | None:
         return errno.ENOSPC
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    stated = [int(digits) for digits in STATED.findall(str(error))]
+    stated = [int(digits) for digits in ERRNO_IN_MESSAGE.findall(str(error))]
     return next((n for n in (*stated, *FULL, *LOCKED) if os.strerror(n) in str(error)), None)
 
 

@@ -824,8 +824,10 @@ def _find_facts_not_logged(evidence: Evidence) -> Iterator[str]:
     if not isinstance(log, dict):
         return
     yield "the log counts no padding: every position is taken as useful"
-    if log.get("time_unit") == "tokens/s":
-        yield "tokens/s are the trainer's own, of one device or of all"
+    unit = str(log.get("time_unit"))
+    if "/s" in unit and evidence.row["world_size"] != 1:
+        which = "each device" if unit.endswith("/device") else "all devices"
+        yield f"the trainer's own {unit.partition('/')[0]} a second are taken as of {which}"
     if log.get("every") != 1:
         yield f"the log has a line for every {log.get('every')} steps, and lines are taken as steps"
     yield from map(str, log.get("notes") or ())

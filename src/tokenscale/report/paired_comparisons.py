@@ -44,7 +44,7 @@ UNEQUAL_UPDATES = ", unequal updates"
 BY_MARGIN = " by less than the margin"
 RATE = "useful_tokens_per_s"
 LOSS = "validation_loss"
-#: of runs that have no held-out text, as those of other trainers
+#: loss of runs without a held-out text, as those of other trainers
 TRAINING_LOSS = "training_loss"
 RATE_MARGIN = f"1 ± {statistics.MARGIN:g}"
 #: quantity → the same in the words of a report

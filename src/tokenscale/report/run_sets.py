@@ -1,7 +1,7 @@
 """Two sets of runs, of any trainer → tables of the referee, and a report.
 
 A folder of a run is taken with its record. Any other log that the package `tokenscale_golden` reads
-becomes a run of another program, with the facts that its user states and none that nobody knows.
+becomes a run of another program, with the facts that its user declares and none that nobody knows.
 """
 
 import os
@@ -36,7 +36,7 @@ FACTOR = "set"
 OTHER = "other trainer"
 FIGURES = ("tokens_per_second_over_time", "loss_over_time")
 #: what is compared → quantity of the comparison
-QUANTITIES = {"throughput": RATE, "loss": TRAINING_LOSS}
+JUDGED_QUANTITIES = {"throughput": RATE, "loss": TRAINING_LOSS}
 #: name of a set
 NAMES = re.compile(r"[\w.+ -]+")
 #: fewest runs of a set
@@ -45,6 +45,8 @@ FEWEST = 2
 FEWEST_GROWING = 8
 #: units of a time that is not 1 over a rate
 TIMES = {"s": 1.0, "ms": 1e-3}
+#: units of a rate of all devices, or of one
+RATES = ("tokens/s", "samples/s", "tokens/s/device", "samples/s/device")
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,14 @@ class RunSet:
 
 
 @dataclass(frozen=True)
-class Stated:
-    """What a user states of logs: sequences of a step over all devices, tokens of a sequence, and the
-    unit of a time whose name has none.
+class DeclaredFacts:
+    """What a user declares of logs: sequences of a step over all devices, tokens of a sequence,
+    devices of a run, and the unit of a time or rate whose name has none.
     """
 
     global_batch: int | None = None
     sequence_length: int | None = None
+    devices: int | None = None
     time_unit: str | None = None
 
 
@@ -102,12 +105,12 @@ def name_sets(paths: Sequence[Sequence[str]], names: Sequence[str]) -> list[RunS
 
 
 def write_tables(
-    sets: Sequence[RunSet], quantities: Sequence[str], stated: Stated, results: Path
+    sets: Sequence[RunSet], quantities: Sequence[str], declared: DeclaredFacts, results: Path
 ) -> Path:
     """Write runs, run table and judged tables of two sets below `results`; return the tables' folder.
 
     Raises UserError for runs that cannot be read, are in both sets or are too few, and for a log
-    that lacks a quantity or a fact that its user must state.
+    that lacks a quantity or a fact that its user must declare.
     """
     _check_sets(sets)
     runs = [[_read_run(path) for path in of_set.paths] for of_set in sets]
@@ -118,7 +121,7 @@ def write_tables(
         _check_steps(logs, is_beside_folder=len(logs) < len(every))
     if "throughput" in quantities:
         for log in logs:
-            _check_times(log, stated)
+            _check_times(log, declared)
     repeats = _number_repeats(runs)
     entries: list[dict[str, Any]] = []
     for of_set, of_runs, of_repeats in zip(sets, runs, repeats, strict=True):
@@ -138,8 +141,8 @@ def write_tables(
             else:
                 entry["external"] = True
                 steps = lengths.most_common(1)[0][0]
-                facts = {"approach": OTHER, "steps": steps, "world_size": 1}
-                _write_run(run, facts, stated, results / "runs" / run_id)
+                facts = {"approach": OTHER, "steps": steps}
+                _write_run(run, facts, declared, results / "runs" / run_id)
             entries.append({"run_id": run_id, **entry})
     table = _describe(sets, quantities) | {"runs": entries}
     inputs = TableInputs(NAME)
@@ -231,9 +234,10 @@ def _check_steps(logs: Sequence[Log], is_beside_folder: bool) -> None:
     starts = [int(log.curve.steps[0]) for log in by_start]
     by_stride = sorted(logs, key=lambda log: _find_stride(log.curve.steps))
     strides = [_find_stride(log.curve.steps) for log in by_stride]
+    least = 1 if is_beside_folder else strides[0]
     if starts[-1] - starts[0] > 1:
         found = [f"{log.name} begins at step {log.curve.steps[0]}" for log in by_start]
-    elif len({*strides, *[1] * is_beside_folder}) > 1:
+    elif strides[-1] > least:
         found = [
             f"{log.name} has a line for every {stride} steps"
             for log, stride in zip(by_stride, strides, strict=True)
@@ -261,22 +265,23 @@ def _copy_run(source: Path, target: Path) -> None:
         shutil.copyfile(path, copied)
 
 
-def _write_run(log: Log, facts: dict[str, Any], stated: Stated, folder: Path) -> None:
+def _write_run(log: Log, facts: dict[str, Any], declared: DeclaredFacts, folder: Path) -> None:
     """Write a log as the run of another program, its steps counted from 0. Without times of its steps
     they have none.
     """
-    batch = stated.global_batch
-    length = stated.sequence_length
-    if batch is None or length is None:
+    batch = declared.global_batch
+    length = declared.sequence_length
+    devices = declared.devices
+    if batch is None or length is None or devices is None:
         raise UserError(
             "how many tokens are in a step is not in a log of another trainer.",
             path=log.path,
-            expected="sequences of a step over all devices, and tokens of a sequence",
-            next="add --global-batch N --sequence-length T",
+            expected="sequences of a step over all devices, tokens of a sequence, and devices",
+            next="add --global-batch N --sequence-length T --devices D",
         )
     curve = log.curve
-    seconds = _convert_times(log, stated, batch=batch, length=length)
     tokens = batch * length
+    seconds = _convert_times(log, _find_unit(log, declared), batch, tokens, devices)
     counts = {"rows": batch, "useful_tokens": tokens, "total_tokens": tokens}
     steps = (
         {
@@ -290,24 +295,36 @@ def _write_run(log: Log, facts: dict[str, Any], stated: Stated, folder: Path) ->
     read_from = {
         "file": log.path.name,
         "sha256": sha256_file(log.path) if log.path.is_file() else None,
-        "time_unit": curve.time_unit or stated.time_unit,
+        "time_unit": _find_unit(log, declared),
         "every": _find_stride(curve.steps),
         "notes": curve.notes,
     }
-    shape = {"global_batch": batch, "sequence_length": length}
+    shape = {"global_batch": batch, "sequence_length": length, "world_size": devices}
     write_log(folder, facts | shape, read_from, steps)
 
 
-def _convert_times(log: Log, stated: Stated, batch: int, length: int) -> np.ndarray:
-    """Return seconds by step, NaN where none are known. A rate counts tokens or sequences."""
-    unit = log.curve.time_unit or stated.time_unit
+def _find_unit(log: Log, declared: DeclaredFacts) -> str | None:
+    """Return the unit of a log's times: its own, or the declared one of the same kind."""
+    logged = log.curve.time_unit
+    if logged in (*TIMES, *RATES):
+        return logged
+    fitting = RATES if logged else tuple(TIMES)
+    return declared.time_unit if declared.time_unit in fitting else None
+
+
+def _convert_times(log: Log, unit: str | None, batch: int, tokens: int, devices: int) -> np.ndarray:
+    """Return seconds by step, NaN where none are known. `batch` sequences or `tokens` of a step are
+    on so many `devices` together.
+    """
     if log.curve.time is None or unit is None:
         return np.full(len(log.curve.steps), np.nan)
-    factor = TIMES.get(unit) or (batch * length if unit == "tokens/s" else batch)
-    return log.curve.time * factor
+    if unit in TIMES:
+        return log.curve.time * TIMES[unit]
+    counted = tokens if unit.startswith("tokens") else batch
+    return log.curve.time * counted / (devices if unit.endswith("/device") else 1)
 
 
-def _check_times(log: Log, stated: Stated) -> None:
+def _check_times(log: Log, declared: DeclaredFacts) -> None:
     """Raise UserError for a log that lacks times of steps which a rate counts, or their unit."""
     times = log.curve.time
     counted = len(log.curve.steps[WARM_UP_STEPS:])
@@ -319,17 +336,21 @@ def _check_times(log: Log, stated: Stated) -> None:
             found=f"times of {known} of {counted} steps behind the first {WARM_UP_STEPS}",
             next="add --quantity loss, or log the time of each step",
         )
-    if counted > FEWEST_GROWING and (np.diff(times[WARM_UP_STEPS:]) > 0).all():
+    is_rate = log.curve.time_unit not in ("", *TIMES)
+    grow = (np.diff(times[WARM_UP_STEPS:]) > 0).all()
+    if grow and not is_rate and counted > FEWEST_GROWING:
         raise UserError(
             "the times of a log grow with every step, as those since its start do.",
             path=log.path,
             next="log the time of each step, or a rate",
         )
-    if not (log.curve.time_unit or stated.time_unit):
+    if _find_unit(log, declared) is None:
         raise UserError(
-            "the unit of a step's time is not in the log.",
+            "what a rate counts is not in the log."
+            if is_rate
+            else "the unit of a step's time is not in the log.",
             path=log.path,
-            next="add --time-unit s, or --time-unit ms",
+            next=f"add --time-unit {', --time-unit '.join(RATES if is_rate else TIMES)}",
         )
 
 
@@ -346,7 +367,7 @@ def _describe(sets: Sequence[RunSet], quantities: Sequence[str]) -> dict[str, An
         "factors": {FACTOR: names},
         "repeats": min(counts.values()),
         "cell_repeats": counts,
-        "primary": [{**pair, "quantity": QUANTITIES[name]} for name in quantities],
+        "primary": [{**pair, "quantity": JUDGED_QUANTITIES[name]} for name in quantities],
         "figures": list(FIGURES),
     }
 

@@ -344,7 +344,7 @@ def validation_table(
         *head,
     )
     text = (
-        "Nats a useful token on one fixed held-out slice, "
+        "Loss in nats per useful token on one fixed held-out slice, "
         + ("the same rows for every approach" if shared else "not comparable between vocabularies")
         + f", attention {listing(sorted(validation['attention'].dropna().unique()))}; "
         "medians, their spread "

@@ -65,10 +65,12 @@ NO_TIME = {
     "backward",
 }
 RATE = re.compile(
-    r"\b(tps|tgs|wps|throughput|(tok|tokens|samples) (per )?(s|sec|second)( per (gpu|device))?)$"
+    r"\b(tps|tgs|wps|throughput|(tok|tokens|samples) (per )?(s|sec|second)( (per )?(gpu|device))?)$"
 )
 #: words of a rate → what it counts a second
 COUNTED = {"tokens/s": {"tok", "tokens", "tps", "tgs"}, "samples/s": {"samples"}}
+#: words of a rate of one device: so torchtitan's `tps` counts, and InternEvo's `tgs`
+OF_A_DEVICE = {"tps", "tgs", "gpu", "device"}
 SECONDS = {"s", "sec", "seconds"}
 #: letters behind a number of standard output
 SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
@@ -111,8 +113,8 @@ class Number(float):
 @dataclass
 class Curve:
     """Losses, gradient norms and times by step (NaN: not known). Units: what a last printed digit is
-    worth, or 0. `time_unit` is what the log says of times: s or ms, tokens/s or samples/s if they are
-    1 over a rate, or "".
+    worth, or 0. `time_unit` is what the log says of times: s or ms; tokens/s, samples/s or another
+    rate/s if they are 1 over a rate, with /device behind it if that is of one device; or "".
     """
 
     steps: np.ndarray
@@ -551,8 +553,9 @@ def _find_unit(columns: _Columns) -> str:
     none.
     """
     words = _words(columns.time or columns.rate or "").split()
-    if columns.time is None:
-        return next((unit for unit, counted in COUNTED.items() if counted & {*words}), "")
+    if columns.time is None and columns.rate is not None:
+        unit = next((unit for unit, counted in COUNTED.items() if counted & {*words}), "rate/s")
+        return f"{unit}/device" if OF_A_DEVICE & {*words} else unit
     if "ms" in words:
         return "ms"
     return "s" if SECONDS & {*words} else ""
