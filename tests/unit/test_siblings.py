@@ -60,10 +60,10 @@ def find_other_shapes(cells: list[list[float]], quantity: str) -> list[str]:
     rows = {run: {"approach": "packed", "series": run.split()[0]} for run in values}
     siblings = SimpleNamespace(
         rows=rows,
-        of_a_shape=dict.fromkeys(OF_A_SHAPE, {}) | {quantity: values},
+        of_a_shape={quantity: values},
         groups=lambda *columns: [[*rows]],
     )
-    return [run for run, _ in of_runs._find_other_shapes(siblings)]
+    return [run for run, _ in of_runs._find_other_shape(siblings, quantity)]
 
 
 @hypothesis.given(
