@@ -31,6 +31,17 @@ ERRORS += ("EFBIG", "ENOLCK", "ETIMEDOUT", "EBUSY", "EREMOTEIO", "ENOMEM", "ENOD
 ERRORS += ("EDEADLK", "ENOTCONN", "EHOSTDOWN")
 #: how names of targets of commands begin
 TARGET = "mine"
+#: batches of a loader that reads a Parquet file in each pass
+LOADER = """
+import numpy as np
+import pyarrow.parquet as pq
+
+def make_loader(rank, world_size, epoch, seed):
+    rows = len(pq.read_table("{text}"))
+    order = np.random.default_rng((seed, epoch)).permutation(min(rows, 32))
+    for row in order[rank::world_size]:
+        yield np.full((1, 8), row)
+"""
 #: which calls fail: the first one alone, the second, the tenth, or all from the third on
 RANGES = ((1, 1), (2, 2), (10, 10), (3, 1 << 30))
 
@@ -58,6 +69,7 @@ def try_faults(
         shutil.copytree(lab / behind / arguments, results / "arguments", dirs_exist_ok=True)
         before = folder / "before"
         for job in list_commands(project) if start == behind else list_jobs(lab, behind):
+            remove_targets(results)
             shutil.rmtree(before, ignore_errors=True)
             shutil.copytree(results, before, symlinks=True)
             assert run(job, project)[0] == 0
@@ -75,9 +87,8 @@ def try_faults(
                 reached = log.read_text().splitlines()
                 if not reached:
                     continue
-                if code == 0:  # no command replaces a finished target
-                    for made in results.glob(f"{TARGET}*"):
-                        shutil.rmtree(made) if made.is_dir() else made.unlink()
+                if code == 0:
+                    remove_targets(results)
                 again, then = run(job, project)
                 made = find_results(project)
                 yield {
@@ -95,6 +106,12 @@ def try_faults(
                 }
 
 
+def remove_targets(results: Path) -> None:
+    """Remove what a command made: none replaces a finished target."""
+    for made in results.glob(f"{TARGET}*"):
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+
+
 def list_commands(project: Path) -> list[list[str]]:
     """Return commands that no job of the workflow is, on the results of a finished one."""
     run = next(project.glob("results/runs/packed-*")).relative_to(project)
@@ -102,6 +119,8 @@ def list_commands(project: Path) -> list[list[str]]:
     tokenizer = "results/tokenizers/bpe"
     model = f"--checkpoint {run}/checkpoints/final"
     target = f"results/{TARGET}"
+    logs = write_logs(project)
+    (project / "a_loader.py").write_text(LOADER.format(text=text))
     lines = [
         f"convert results/tokens/small/{Path(tokenizer).name}/token-list {target}.bin --to nanogpt",
         f"pretokenize --input-path {text} --output-dir {target} --tokenizer-name {tokenizer}"
@@ -114,10 +133,27 @@ def list_commands(project: Path) -> list[list[str]]:
         f"track {run} --to tensorboard --output {target}",
         f"generate {model} --prompt the",
         f"evaluate {model}",
+        f"judge {logs[0]} {logs[1]} --over {logs[2]} {logs[3]} --global-batch 8 --sequence-length 128"
+        f" --devices 1 --output {target}",
+        f"golden {logs[0]} {logs[0]}",
+        "audit a_loader:make_loader --vocabulary-size 99999 --worlds 1 2 --ask vocabulary",
         "verify results/report",
         "status",
     ]
     return [line.split() for line in lines]
+
+
+def write_logs(project: Path) -> list[str]:
+    """Write four logs of another trainer below results, and return their names."""
+    names = []
+    for number in range(4):
+        names.append(f"results/log-{number}.txt")
+        lines = [
+            f"iter {step}: loss {4 - step / 50 + number / 999:.4f}, time {90 + (step * 7 + number) % 5}.{number}ms"
+            for step in range(12)
+        ]
+        (project / names[-1]).write_text("\n".join(lines))
+    return names
 
 
 def find_results(project: Path) -> dict[str, object]:

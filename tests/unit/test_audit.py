@@ -352,7 +352,7 @@ def wait_forever():
 
 
 MISTAKES = {
-    "it raises": (raise_error, "made no loader", "no CUDA GPUs are available"),
+    "it raises": (raise_error, "could not be made", "no CUDA GPUs are available"),
     "it raises later": (raise_later, "failed at batch 1", "the bucket is gone"),
     "it never comes": (wait_forever, "failed at batch 0", "no batch in 1 s"),
     "it is a number": (lambda: 3, "cannot be iterated over", "not iterable"),
@@ -376,6 +376,67 @@ def test_a_loader_that_fails_is_one_message(mistake):
     assert fact in error.value.render() and error.value.facts["next"]
 
 
+def test_a_lost_row_is_counted_as_one():
+    """Tokens of rows that are read twice would make up for equal tokens of lost ones."""
+
+    def make(rank=0, world_size=1):
+        rows = np.random.default_rng(0).integers(0, 20, (96, LENGTH))
+        shared = range(0, 96, world_size)  # every rank reads those of rank 0
+        yield from np.split(rows[list(shared)], 4)
+
+    found = audit(make, AuditSettings(worlds=(2,)))
+    reasons = {verdict.name: verdict.reason for verdict in found.verdicts}
+    assert "at 2 ranks 48 rows are lost (50.00%), 48 are read once too often" in reasons["pass"]
+
+
+class ReadOnce:
+    """A loader with a state, which has no batches left at the end of its pass."""
+
+    def __init__(self, shift=0):
+        self.place = 0
+        self.shift = shift
+
+    def __iter__(self):
+        while self.place < 9:
+            self.place += 1
+            yield {"input": np.full((2, LENGTH), self.place)}, np.full((2, LENGTH), self.place)
+
+    def state_dict(self):
+        return {"place": self.place + self.shift}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize(("shift", "said"), [(0, ""), (1, "reads batch 2 where batch 1 follows")])
+def test_a_loader_that_is_read_once_is_resumed(shift, said):
+    found = audit(lambda: ReadOnce(shift), AuditSettings())
+    verdicts = {verdict.name: verdict for verdict in found.verdicts}
+    assert verdicts["epochs"].answer == UNKNOWN
+    assert verdicts["resume"].answer == (FAILED if shift else HELD)
+    assert said in verdicts["resume"].reason
+    assert verdicts["labels"].answer == HELD
+
+
+def test_arguments_without_a_default_are_given():
+    def make(rank, world_size, epoch, seed, step, batch_size):
+        order = np.random.default_rng((seed, epoch)).permutation(48)
+        for first in range(step, 48 // (batch_size * world_size)):
+            rows = order[first * batch_size * world_size :][: batch_size * world_size]
+            yield np.full((batch_size, LENGTH), rows[rank::world_size][:, None])
+
+    found = audit(make, AuditSettings(worlds=(2,)))
+    assert {verdict.answer for verdict in found.verdicts[:7]} == {HELD, UNKNOWN}
+
+
+def test_a_batch_without_ids_is_described():
+    with pytest.raises(UserError) as error:
+        audit(
+            lambda: iter([({"ids": np.zeros((2, 3), int)}, np.zeros((2, 3), int))]), AuditSettings()
+        )
+    assert error.value.facts["found"] == "a mapping with the keys 'ids'"
+
+
 MODULE = """
 import numpy as np
 
@@ -385,6 +446,9 @@ def make_loader(rank=0, world_size=1, epoch=0, seed=0, batch_size=24):
     for first in range(0, len(order) - size + 1, size):
         rows = order[first : first + size][rank::world_size]
         yield {"input_ids": rows[:, None] * 10 + np.arange(8)[None]}
+
+def _check(rows):
+    return rows
 
 def samples():
     return [[10 * n + k for k in range(8)] for n in range(%d)]
@@ -411,8 +475,10 @@ def test_the_command_says_each_verdict_and_fails_where_one_that_was_asked_for_do
         ["audit", "my_loader:make_louder"],
         [*call, "--ask", "batchs"],
         [*call, "--worlds", "0"],
+        ["audit", "my_loader.py:make_loader"],
     ):
         capsys.readouterr()
         assert main(wrong) == 2
         said = capsys.readouterr()
         assert "next" in said.err and "Traceback" not in said.err and not said.out
+        assert "_check" not in said.err

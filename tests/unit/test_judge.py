@@ -48,22 +48,29 @@ BATCH = 8 * 128
 FLAGS = ["--global-batch", "8", "--sequence-length", "128", "--devices", "1"]
 
 
-def render(trainer: str, losses, seconds, digits=FULL) -> str:
+def render(trainer: str, losses, seconds, digits=FULL, batch=BATCH) -> str:
     """The log of a trainer."""
     return "".join(
-        LINES[trainer].format(step=k, loss=loss, ms=1000 * s, rate=BATCH / s, **digits) + "\n"
+        LINES[trainer].format(step=k, loss=loss, ms=1000 * s, rate=batch / s, **digits) + "\n"
         for k, (loss, s) in enumerate(zip(losses, seconds, strict=True), 1)
     )
 
 
 def write(
-    folder: Path, name: str, trainer="nanoGPT", steps=12, loss=4.0, step_s=0.1, seed=0
+    folder: Path,
+    name: str,
+    trainer="nanoGPT",
+    steps=12,
+    loss=4.0,
+    step_s=0.1,
+    seed=0,
+    of_batch=BATCH,
 ) -> str:
     """A log with 1 % of noise; its path."""
     random = np.random.default_rng([seed, *name.encode()])
     seconds = step_s * np.exp(0.01 * random.normal(size=steps))
     path = folder / name
-    path.write_text(render(trainer, loss - 0.01 * np.arange(steps), seconds))
+    path.write_text(render(trainer, loss - 0.01 * np.arange(steps), seconds, batch=of_batch))
     return str(path)
 
 
@@ -326,8 +333,12 @@ BAD = {
     "both sides": (lambda f, a, b: (a, [b[0], a[0]]), "a run is in both sets"),
     "other spelling": (lambda f, a, b: (a, [b[0], f"{f}/../{f.name}/a0.txt"]), "a run is in both"),
     "twice": (lambda f, a, b: ([a[0], a[0]], b), "a run is named twice"),
-    "no such file": (lambda f, a, b: (a, [b[0], f"{f}/none.txt"]), "none.txt"),
-    "no such name": (lambda f, a, b: (a, [b[0], f"{b[1]}::x"]), "no 'x' among the runs"),
+    "no such file": (lambda f, a, b: (a, [f"{f}/none.txt"]), "there is no such run or log"),
+    "no such name": (lambda f, a, b: (a, [b[0], f"{b[1]}::x"]), "has one run, without a name"),
+    "another batch": (
+        lambda f, a, b: (a, [write(f, Path(p).name, "nanochat", of_batch=16 * 128) for p in b]),
+        "2,048 tokens in a step",
+    ),
     "no times": (lambda f, a, b: (a, [strip(f, p) for p in b]), "times of 0 of 9 steps"),
     "times since the start": (
         lambda f, a, b: (a, [count_up(p) for p in b]),
@@ -370,8 +381,11 @@ def test_what_cannot_be_compared_gets_one_message(case, tmp_path, capsys):
 
 def test_what_a_log_does_not_state_is_asked_for(tmp_path):
     a, b = write_sets(tmp_path, 2)
-    with pytest.raises(UserError, match="how many tokens are in a step"):
-        compare([a, b], tmp_path / "1", declared=run_sets.DeclaredFacts())
+    with pytest.raises(UserError, match="how many tokens are in a step") as error:
+        compare([a, b], tmp_path / "1", declared=run_sets.DeclaredFacts(8))
+    assert error.value.facts["next"] == "add --sequence-length N --devices N"
+    with pytest.raises(UserError, match="--devices is 0"):
+        compare([a, b], tmp_path / "5", declared=run_sets.DeclaredFacts(8, 128, devices=0))
     for first, path in enumerate((*a, *b), 5):
         Path(path).write_text("".join(f"{k} {first - k / 10} 1.0 0.1\n" for k in range(12)))
     with pytest.raises(UserError, match="the unit of a step's time is not in the log"):

@@ -75,7 +75,8 @@ def test_the_step_whose_loss_stands_out_is_traced(run_folder, capsys):
     assert f"step {SPIKE} of" in shown and "its loss 6 is" in shown
     edit(run_folder, lambda line: line | {"loss_sum": 3.0 * line["useful_tokens"]})
     assert main(["trace", str(run_folder), "--loss-spike"]) == 0
-    assert "no step" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "no step" in shown and "looked at" in shown and "6 or more stand out" in shown
 
 
 def test_another_batch_than_the_run_read_is_named(run_folder, capsys):

@@ -96,6 +96,12 @@ def _load_function(name: str) -> Callable[..., Any]:
             expected="MODULE:FUNCTION, such as my_data:make_loader",
             next="name the function behind a colon",
         )
+    if module_name.endswith(".py"):
+        raise UserError(
+            f"{module_name} names a file.",
+            expected="a module, such as my_data:make_loader",
+            next=f"leave out .py: {module_name.removesuffix('.py').replace('/', '.')}:{function}",
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -112,7 +118,11 @@ def _load_function(name: str) -> Callable[..., Any]:
         raise unknown(
             "function",
             word=function,
-            words=[key for key, value in vars(module).items() if inspect.isfunction(value)],
+            words=[
+                key
+                for key, value in vars(module).items()
+                if inspect.isfunction(value) and not key.startswith("_")
+            ],
             module=module_name,
         )
     return found

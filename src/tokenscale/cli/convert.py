@@ -677,8 +677,16 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         "document_end": rule.document_end,
         "source": found.facts,
     }
-    # an old record does not match new files and is ignored
-    reframe.write_record(layout.record_path(goal.path), hashes, facts)
+    # an old record does not match new files and is ignored; files without one would be in the way
+    try:
+        reframe.write_record(layout.record_path(goal.path), hashes, facts)
+    except BaseException:
+        for output in goal.list_outputs():
+            if output.is_dir():
+                remove_tree(output)
+            else:
+                output.unlink(missing_ok=True)
+        raise
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)

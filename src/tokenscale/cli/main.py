@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, as_runnable, as_typed, find_nearest, unknown
-from tokenscale.base.files import LOOK_AT_DISK, expand_path, read_arguments
+from tokenscale.base.files import LOOK_AT_DISK, UNCLOSED, expand_path, read_arguments
 
 if TYPE_CHECKING:
     from tokenscale.settings.config import Config
@@ -97,6 +97,8 @@ def _find_number(error: Exception) -> int | None:
     """Return the system's number of an error, by its message where a library hides it."""
     if SHORT_WRITE.fullmatch(str(error)):
         return errno.ENOSPC
+    if str(error) == UNCLOSED:
+        return errno.EIO
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     stated = [int(digits) for digits in ERRNO_IN_MESSAGE.findall(str(error))]

@@ -61,9 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     steps = Steps(merge(log.steps, events=log.events))
     inputs = _find_inputs(settings, recorded, project=_find_project(arguments.run))
     if arguments.loss_spike:
-        chosen = find_spikes(steps)
+        heights = measure_heights(steps)
+        chosen = find_spikes(heights)
         if not chosen:
-            print(f"no step of {settings.identity} stands out in its loss or gradient norm")
+            print(_describe_calm(settings.identity, heights))
     else:
         chosen = {_check_step(arguments.step, steps, settings): ""}
     agree = True
@@ -160,8 +161,10 @@ def _check_step(step: int, steps: "Steps", settings: RunSettings) -> int:
     )
 
 
-def find_spikes(steps: "Steps") -> dict[int, str]:
-    """Return step → why it stands out, of the steps that stand out most, in the order of the run."""
+def measure_heights(steps: "Steps") -> dict[int, tuple[float, str]]:
+    """Return step → (spreads by which its loss or its norm, whichever is more, lies above the steps
+    before it; the same in words).
+    """
     found: dict[int, tuple[float, str]] = {}
     series = {"loss": _losses(steps), "gradient norm": steps.largest("grad_norm")}
     for name, values in series.items():
@@ -172,11 +175,29 @@ def find_spikes(steps: "Steps") -> dict[int, str]:
             spread = max(1.4826 * distance, LEAST_SPREAD * abs(middle))
             height = (values[place] - middle) / spread if spread > 0 else 0.0
             step = int(steps.numbers[place])
-            if height > SPREADS and height > found.get(step, (0.0, ""))[0]:
+            if height > found.get(step, (-np.inf, ""))[0]:
                 text = f"its {name} {values[place]:.4g} is {height:.0f} spreads above {middle:.4g}"
                 found[step] = (height, text)
-    highest = sorted(found, key=lambda step: -found[step][0])[:MOST_SPIKES]
-    return {step: found[step][1] for step in sorted(highest)}
+    return found
+
+
+def find_spikes(heights: dict[int, tuple[float, str]]) -> dict[int, str]:
+    """Return step → why it stands out, of the steps that stand out most, in the order of the run."""
+    found = [step for step, (height, _) in heights.items() if height > SPREADS]
+    highest = sorted(found, key=lambda step: -heights[step][0])[:MOST_SPIKES]
+    return {step: heights[step][1] for step in sorted(highest)}
+
+
+def _describe_calm(run: str, heights: dict[int, tuple[float, str]]) -> str:
+    """Return that no step stands out, and what was looked at."""
+    if not heights:
+        return f"a step is compared with the {BEFORE} before it, and {run} has no more"
+    highest = max(heights, key=lambda step: heights[step][0])
+    return (
+        f"no step of {run} stands out in its loss or gradient norm\n"
+        f"looked at {len(heights)} steps, {min(heights)} to {max(heights)}; most: step {highest}, "
+        f"{heights[highest][1]} ({SPREADS} or more stand out)"
+    )
 
 
 def _losses(steps: "Steps") -> np.ndarray:

@@ -2,7 +2,8 @@
 
 A loader is what `make_loader(rank=…, world_size=…, epoch=…, seed=…, step=…, batch_size=…)` returns: an
 iterable of batches. It takes those of these arguments that it has a name for. A batch is a mapping
-with `input_ids`, a pair (inputs, labels), or an array of ids, each [rows, T].
+with `input_ids`, a pair (inputs, labels) whose inputs may be a mapping, or an array of ids, each
+[rows, T].
 
 Samples are known by their content: what a pass reads is the multiset of its ids without padding, and
 a row is the hash of its ids.
@@ -34,7 +35,7 @@ PARAMETERS = {
     "step": ("step", "start_step", "skip_batches"),
     "batch_size": ("batch_size", "rows", "micro_batch"),
 }
-INPUTS = ("input_ids", "tokens", "inputs", "x")
+INPUTS = ("input_ids", "tokens", "inputs", "input", "x")
 LABELS = ("labels", "targets", "y")
 MASKS = ("attention_mask", "mask")
 DOCUMENTS = ("document_ids", "sequence_ids", "doc_ids", "seq_idx")
@@ -134,13 +135,17 @@ class Loader:
     def open(self, world_size: int = 1, **arguments: int) -> Any:
         """Return what the user's function makes. Raises UserError for whatever it raises."""
         rows = max(1, self._settings.global_batch // world_size)
-        given = {"seed": self._settings.seed, "world_size": world_size, "batch_size": rows}
+        given = dict.fromkeys(PARAMETERS, 0) | {
+            "seed": self._settings.seed,
+            "world_size": world_size,
+            "batch_size": rows,
+        }
         words = {
             name: value
             for role, value in (given | arguments).items()
             if (name := self._names[role]) is not None
         }
-        with _reporting("made no loader", words):
+        with _reporting("could not be made", words):
             return self._make(**words)
 
     def read(self, opened: Any, words: str = "") -> Iterator[Rows]:
@@ -190,21 +195,22 @@ def _reporting(what: str, words: Any) -> Iterator[None]:
 def read_rows(batch: Any, pad_id: int | None = None) -> Rows:
     """Return a user's batch as arrays. Raises UserError for anything that is no batch of ids."""
     labels = mask = documents = None
-    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        ids = _find_array(batch, INPUTS)
-        labels = _find_array(batch, LABELS)
-        mask = _find_array(batch, MASKS)
-        documents = _find_array(batch, DOCUMENTS)
-    elif isinstance(batch, tuple | list) and len(batch) == 2:
-        ids, labels = (_as_array(part) for part in batch)
+    inputs = batch
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        inputs, given = batch
+        labels = _as_array(given)
+    if isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
+        ids = _find_array(inputs, INPUTS)
+        labels = _find_array(inputs, LABELS) if labels is None else labels
+        mask = _find_array(inputs, MASKS)
+        documents = _find_array(inputs, DOCUMENTS)
     else:
-        ids = _as_array(batch)
+        ids = _as_array(inputs)
     if ids is None or ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
-        found = type(batch).__name__ if ids is None else f"{ids.dtype} {list(ids.shape)}"
         raise UserError(
             "a batch of the loader holds no ids.",
             expected=f"integers [rows, T]: an array, (inputs, labels), or a mapping with one of {INPUTS}",
-            found=found,
+            found=_describe_inputs(inputs, ids),
             next="convert the batches in a function around the loader",
         )
     for name, array in (("labels", labels), ("mask", mask), ("documents", documents)):
@@ -221,6 +227,14 @@ def read_rows(batch: Any, pad_id: int | None = None) -> Rows:
     elif pad_id is not None:
         real = ids != pad_id
     return Rows(ids.astype(np.int64), real, labels, documents)
+
+
+def _describe_inputs(inputs: Any, ids: np.ndarray | None) -> str:
+    if ids is not None:
+        return f"{ids.dtype} {list(ids.shape)}"
+    if hasattr(inputs, "keys"):
+        return f"a mapping with the keys {', '.join(map(repr, inputs.keys()))}"
+    return type(inputs).__name__
 
 
 def _find_array(batch: Any, names: tuple[str, ...]) -> np.ndarray | None:
@@ -351,22 +365,33 @@ def _check_ranks(passes: Mapping[int, Pass]) -> tuple[str, str]:
     return HELD, ""
 
 
-def _describe_difference(found: Counter[int], expected: Counter[int]) -> str:
-    """Return what is lost and doubled, in tokens; empty if nothing is."""
+def _describe_difference(found: Counter[int], expected: Counter[int], what: str) -> str:
+    """Return how much of what is counted is lost and doubled; empty if nothing is."""
     lost = expected - found
     doubled = found - expected
     parts = []
     total = max(1, expected.total())
     if lost:
-        parts.append(f"{lost.total():,} tokens are lost ({lost.total() / total:.2%})")
+        parts.append(f"{lost.total():,} {what} are lost ({lost.total() / total:.2%})")
     if doubled:
         parts.append(f"{doubled.total():,} are read once too often ({doubled.total() / total:.2%})")
     return ", ".join(parts)
 
 
+def _describe_other_text(found: Pass, expected: Pass) -> str:
+    """Return what a pass loses and doubles: in rows where all are rows of the other pass; else in
+    tokens, of which a lost one is made up for by an equal one that is doubled.
+    """
+    rows = Counter(found.order())
+    expected_rows = Counter(expected.order())
+    if rows.keys() <= expected_rows.keys():
+        return _describe_difference(rows, expected_rows, "rows")
+    return _describe_difference(found.tokens, expected.tokens, "tokens")
+
+
 def _check_text(passes: Mapping[int, Pass]) -> tuple[str, str]:
     for world, found in passes.items():
-        if text := _describe_difference(found.tokens, passes[1].tokens):
+        if text := _describe_other_text(found, passes[1]):
             shared = _find_shared_row(found)
             return FAILED, f"at {world} ranks {text} against one rank{shared}"
     return HELD, ""
@@ -391,7 +416,7 @@ def _check_samples(one: Pass, samples: Iterable[Iterable[int]] | None) -> tuple[
     expected = Counter(token for sample in texts for token in sample)
     # control tokens that the loader adds are no part of a sample
     found = Counter({token: n for token, n in one.tokens.items() if token in expected})
-    if text := _describe_difference(found, expected):
+    if text := _describe_difference(found, expected, "tokens"):
         rows = Counter(one.order())
         gone = [
             number
@@ -454,7 +479,9 @@ def _check_epochs(loader: Loader, one: Pass) -> tuple[str, str]:
             return UNKNOWN, "the loader takes no epoch, and can be read once"
         list(loader.read(opened))
         following = make_pass([loader.read(opened)])
-    if text := _describe_difference(following.tokens, one.tokens):
+        if not following.order():
+            return UNKNOWN, "the loader takes no epoch, and has no batch when it is read again"
+    if text := _describe_other_text(following, one):
         return FAILED, f"in the second epoch {text}"
     if following.order() == one.order() and len(set(one.order())) > 1:
         return FAILED, "the second epoch has the order of the first"
@@ -476,8 +503,22 @@ def _check_resume(loader: Loader, passes: Mapping[int, Pass], endless: bool) -> 
         found = [batch.hashes() for batch in following]
         if (place := _find_difference(found, expected[stop:])) is not None:
             text = f"rank {rank} of {world}, stopped after {stop} of {len(expected)} batches"
-            return FAILED, f"{text}, differs in batch {place} after the resume"
+            return FAILED, f"{text}, {_describe_resume(found, expected, stop, place)}"
     return HELD, "stopped after the first batch, half of them, and all but one"
+
+
+def _describe_resume(
+    found: list[list[int]], expected: list[list[int]], stop: int, place: int
+) -> str:
+    """Return what a resumed loader does from the first batch that differs on."""
+    if place == len(found):
+        return f"ends {len(expected) - stop - place} batches too early"
+    if place == len(expected) - stop:
+        return f"reads {len(found) - place} batches too many"
+    if found[place] in expected:
+        other = expected.index(found[place])
+        return f"reads batch {other} where batch {stop + place} follows"
+    return f"differs in batch {place} after the resume"
 
 
 def _resume(loader: Loader, world: int, rank: int, stop: int, stateful: bool) -> Iterator[Rows]:

@@ -43,6 +43,8 @@ NAMES = re.compile(r"[\w.+ -]+")
 FEWEST = 2
 #: times that grow from each step to the next are of no single steps, if there are more than this
 FEWEST_GROWING = 8
+#: times that a step's tokens by a log's own time and rate differ from the declared ones, at most
+OTHER_BATCH = 1.2
 #: units of a time that is not 1 over a rate
 TIMES = {"s": 1.0, "ms": 1e-3}
 #: units of a rate of all devices, or of one
@@ -153,6 +155,13 @@ def write_tables(
 
 
 def _check_sets(sets: Sequence[RunSet]) -> None:
+    for path in (path for of_set in sets for path in of_set.paths):
+        if not Path(path.partition("::")[0]).exists():
+            raise UserError(
+                "there is no such run or log.",
+                path=path,
+                next="name a run's folder, or a log of a format in docs/other-trainers.md",
+            )
     places = [[os.path.realpath(path) for path in of_set.paths] for of_set in sets]
     both = {*places[0]} & {*places[1]}
     twice = both or {path for of_set in places for path in of_set if of_set.count(path) > 1}
@@ -186,7 +195,7 @@ def _read_run(path: str) -> Folder | Log:
     except GoldenError as error:
         what, *facts = str(error).splitlines()
         raise UserError(
-            "this log has no losses that can be read.",
+            "this log cannot be taken as one run.",
             reason="\n".join([what, *map(str.strip, facts)]),
             next="name a run's folder, or a log of a format in docs/other-trainers.md",
         ) from None
@@ -269,19 +278,13 @@ def _write_run(log: Log, facts: dict[str, Any], declared: DeclaredFacts, folder:
     """Write a log as the run of another program, its steps counted from 0. Without times of its steps
     they have none.
     """
-    batch = declared.global_batch
-    length = declared.sequence_length
-    devices = declared.devices
-    if batch is None or length is None or devices is None:
-        raise UserError(
-            "how many tokens are in a step is not in a log of another trainer.",
-            path=log.path,
-            expected="sequences of a step over all devices, tokens of a sequence, and devices",
-            next="add --global-batch N --sequence-length T --devices D",
-        )
+    batch, length, devices = _get_sizes(log, declared)
     curve = log.curve
     tokens = batch * length
-    seconds = _convert_times(log, _find_unit(log, declared), batch, tokens, devices)
+    unit = _find_unit(log, declared)
+    seconds = _convert_times(log, unit, batch, tokens, devices)
+    if unit in TIMES:
+        _check_batch(log, seconds, batch, tokens, devices)
     counts = {"rows": batch, "useful_tokens": tokens, "total_tokens": tokens}
     steps = (
         {
@@ -295,12 +298,36 @@ def _write_run(log: Log, facts: dict[str, Any], declared: DeclaredFacts, folder:
     read_from = {
         "file": log.path.name,
         "sha256": sha256_file(log.path) if log.path.is_file() else None,
-        "time_unit": _find_unit(log, declared),
+        "time_unit": unit,
         "every": _find_stride(curve.steps),
         "notes": curve.notes,
     }
     shape = {"global_batch": batch, "sequence_length": length, "world_size": devices}
     write_log(folder, facts | shape, read_from, steps)
+
+
+def _get_sizes(log: Log, declared: DeclaredFacts) -> tuple[int, int, int]:
+    """Return sequences of a step, tokens of a sequence, and devices. Raises UserError where one is
+    not declared, or below 1.
+    """
+    sizes = {
+        "--global-batch": declared.global_batch,
+        "--sequence-length": declared.sequence_length,
+        "--devices": declared.devices,
+    }
+    for flag, size in sizes.items():
+        if size is not None and size < 1:
+            raise UserError(f"{flag} is {size}.", expected="1 or more", next=f"give {flag} another")
+    missing = [flag for flag, size in sizes.items() if size is None]
+    if missing:
+        raise UserError(
+            "how many tokens are in a step is not in a log of another trainer.",
+            path=log.path,
+            expected="sequences of a step over all devices, tokens of a sequence, and devices",
+            next=f"add {' N '.join(missing)} N",
+        )
+    batch, length, devices = (size for size in sizes.values() if size is not None)
+    return batch, length, devices
 
 
 def _find_unit(log: Log, declared: DeclaredFacts) -> str | None:
@@ -320,8 +347,31 @@ def _convert_times(log: Log, unit: str | None, batch: int, tokens: int, devices:
         return np.full(len(log.curve.steps), np.nan)
     if unit in TIMES:
         return log.curve.time * TIMES[unit]
-    counted = tokens if unit.startswith("tokens") else batch
-    return log.curve.time * counted / (devices if unit.endswith("/device") else 1)
+    return log.curve.time * _count_of_step(unit, batch, tokens, devices)
+
+
+def _count_of_step(rate: str, batch: int, tokens: int, devices: int) -> float:
+    """Return how many of what a rate counts are in a step."""
+    counted = tokens if rate.startswith("tokens") else batch
+    return counted / (devices if rate.endswith("/device") else 1)
+
+
+def _check_batch(log: Log, seconds: np.ndarray, batch: int, tokens: int, devices: int) -> None:
+    """Raise UserError for a log whose times and rates together are of another batch."""
+    rate = log.curve.rate_unit
+    if log.curve.rate is None or rate not in RATES:
+        return
+    declared = _count_of_step(rate, batch, tokens, devices)
+    counted = float(np.nanmedian(log.curve.rate * seconds))
+    if not 1 / OTHER_BATCH < counted / declared < OTHER_BATCH:
+        what = rate.replace("/s", "").replace("/", " of a ")
+        raise UserError(
+            "a log's own times and rates are of another batch.",
+            path=log.path,
+            found=f"{counted:,.0f} {what} in a step",
+            declared=f"{declared:,.0f}",
+            next="correct --global-batch, --sequence-length or --devices",
+        )
 
 
 def _check_times(log: Log, declared: DeclaredFacts) -> None:

@@ -114,7 +114,8 @@ class Number(float):
 class Curve:
     """Losses, gradient norms and times by step (NaN: not known). Units: what a last printed digit is
     worth, or 0. `time_unit` is what the log says of times: s or ms; tokens/s, samples/s or another
-    rate/s if they are 1 over a rate, with /device behind it if that is of one device; or "".
+    rate/s if they are 1 over a rate, with /device behind it if that is of one device; or "". `rate` is
+    what the log counts a second, in `rate_unit`.
     """
 
     steps: np.ndarray
@@ -124,6 +125,8 @@ class Curve:
     norm_unit: np.ndarray | None = None
     time: np.ndarray | None = None
     time_unit: str = ""
+    rate: np.ndarray | None = None
+    rate_unit: str = ""
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -416,11 +419,13 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
     found_rows = [table[step] for step in sorted(table)]
     losses = _read_column(found_rows, loss)
     norms = _read_column(found_rows, columns.norm)
-    times = _read_column(found_rows, columns.time or columns.rate)
-    seconds = times.values
+    rates = _read_column(found_rows, columns.rate).values
+    rate_unit = _find_rate_unit(columns.rate)
     if columns.rate and not columns.time:
-        unknown = np.full(len(seconds), math.nan)
-        seconds = np.divide(1.0, seconds, out=unknown, where=seconds > 0)
+        unknown = np.full(len(rates), math.nan)
+        seconds = np.divide(1.0, rates, out=unknown, where=rates > 0)
+    else:
+        seconds = _read_column(found_rows, columns.time).values
     return Curve(
         steps=np.array(sorted(table)),
         loss=losses.values,
@@ -428,7 +433,9 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
         norm=_unless_unknown(norms.values),
         norm_unit=norms.units,
         time=_unless_unknown(seconds),
-        time_unit=_find_unit(columns),
+        time_unit=_find_time_unit(columns.time) if columns.time else rate_unit,
+        rate=_unless_unknown(rates),
+        rate_unit=rate_unit,
         notes=notes,
     )
 
@@ -501,6 +508,8 @@ def _best_known(names: list[str]) -> list[str]:
 
 
 def _choice_error(path: str, what: str, found: dict[str, tuple[str, str]]) -> GoldenError:
+    if [*found] == [""]:
+        return GoldenError(f"{path} has one run, without a name.\n  choose  {path}")
     example = next(iter(found)) or "NAME"
     return GoldenError(f"{path}: {what} with losses: {[*found]}.\n  choose  {path}::{example}")
 
@@ -548,17 +557,21 @@ def _find_columns(rows: Rows, loss: str) -> _Columns:
     )
 
 
-def _find_unit(columns: _Columns) -> str:
-    """Return the unit that the name of the times states, or that of the rate; "" where there is
-    none.
-    """
-    words = _words(columns.time or columns.rate or "").split()
-    if columns.time is None and columns.rate is not None:
-        unit = next((unit for unit, counted in COUNTED.items() if counted & {*words}), "rate/s")
-        return f"{unit}/device" if OF_A_DEVICE & {*words} else unit
+def _find_time_unit(name: str) -> str:
+    """Return the unit that the name of the times states; "" if it states none."""
+    words = _words(name).split()
     if "ms" in words:
         return "ms"
     return "s" if SECONDS & {*words} else ""
+
+
+def _find_rate_unit(name: str | None) -> str:
+    """Return what a rate counts by its name, and whether it is of one device; "" without a rate."""
+    if name is None:
+        return ""
+    words = {*_words(name).split()}
+    unit = next((unit for unit, counted in COUNTED.items() if counted & words), "rate/s")
+    return f"{unit}/device" if OF_A_DEVICE & words else unit
 
 
 def _drop_empty_losses(rows: Rows, columns: _Columns) -> Rows:

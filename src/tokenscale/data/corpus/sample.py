@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import naming
 from tokenscale.data.corpus.read import (
     COMPRESSION,
     RawFile,
@@ -119,7 +120,8 @@ def _sample_row_groups(
     sizes: list[int] = []
     for path in paths:
         next(read_texts(path, source), None)
-        metadata = pq.read_metadata(path)
+        with naming(path):
+            metadata = pq.read_metadata(path)
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             columns = (group.column(i) for i in range(group.num_columns))
