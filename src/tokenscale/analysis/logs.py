@@ -24,7 +24,7 @@ import pyarrow.json
 from tokenscale.analysis import tables
 from tokenscale.analysis.tables import ARROW
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_record
+from tokenscale.base.files import read_file, read_record
 from tokenscale.runs.records.events import FIELDS, VERSION
 
 Row = dict[str, Any]
@@ -110,7 +110,7 @@ def read_lines(path: Path, kind: str) -> Lines:
     """
     if not path.is_file():
         return Lines(SCHEMAS[kind].empty_table(), broken=[])
-    content = path.read_bytes()
+    content = read_file(path)
     tables = [SCHEMAS[kind].empty_table()]
     broken: list[dict[str, Any]] = []
     found: list[dict[str, Any]]

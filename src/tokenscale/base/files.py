@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
-from io import BufferedRandom
+from io import BufferedRandom, BufferedWriter
 from pathlib import Path
 from typing import IO, Any
 
@@ -231,6 +231,13 @@ def read_file(path: str | Path) -> bytes:
     """Return the content of a regular file. Raises UserError as `open_file` does, and OSError."""
     with naming(path), open(open_file(path), "rb") as file:
         return file.read()
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[BufferedWriter]:
+    """Yield a file whose content is replaced as it is written. Every error names it."""
+    with naming(path), open(open_file(path, flags=REPLACE, follow=False), "wb") as file:
+        yield file
 
 
 @contextmanager
@@ -557,10 +564,12 @@ def open_inside(root: Path, name: object) -> int:
     """
     *folders, last = check_relative_path(name).split("/")
     folder = _open_folder(root, folders, make=False)
+    path = root.joinpath(*folders, last)
     try:
-        return open_file(root.joinpath(*folders, last), follow=False, folder=folder)
+        return open_file(path, follow=False, folder=folder)
     finally:
-        os.close(folder)
+        with naming(path):
+            os.close(folder)
 
 
 @contextmanager

@@ -656,17 +656,28 @@ def _lock_target(goal: Target) -> Iterator[None]:
                 remove_tree(place)
 
 
-def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
-    """Write a foreign format, and the record of the facts that its files do not contain."""
-    rule = _choose_rule(settings, found, goal=goal)
-    layout = goal.layout
-    documents = found.documents
-    progress = Progress(f"writing {goal.path.name}", total=len(documents))
-    count = reframe.ExportCounts()
-    documents.report = progress
-    hashes = layout.write(documents, goal.path, rule, count)
-    origin = documents.origin
-    facts = {
+@contextmanager
+def _removing_on_failure(outputs: list[Path]) -> Iterator[None]:
+    """Remove what was made of these files and folders if not all is: the next call would find them
+    in its way.
+    """
+    try:
+        yield
+    except BaseException:
+        for output in outputs:
+            if output.is_dir():
+                remove_tree(output)
+            else:
+                output.unlink(missing_ok=True)
+        raise
+
+
+def _describe_export(
+    goal: Target, found: Source, rule: reframe.ExportFraming, count: reframe.ExportCounts
+) -> dict[str, Any]:
+    """Return the facts that the files of a foreign format do not contain."""
+    origin = found.documents.origin
+    return {
         "format": goal.format,
         "tokenizer": origin.tokenizer,
         **{name: getattr(origin, name) for name in IDS},
@@ -677,16 +688,23 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         "document_end": rule.document_end,
         "source": found.facts,
     }
-    # an old record does not match new files and is ignored; files without one would be in the way
-    try:
+
+
+def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
+    """Write a foreign format, and the record of the facts that its files do not contain."""
+    rule = _choose_rule(settings, found, goal=goal)
+    layout = goal.layout
+    documents = found.documents
+    progress = Progress(f"writing {goal.path.name}", total=len(documents))
+    count = reframe.ExportCounts()
+    documents.report = progress
+    new = [output for output in goal.list_outputs() if not output.exists()]
+    with _removing_on_failure(new):
+        hashes = layout.write(documents, goal.path, rule, count)
+        # an old record does not match new files and is ignored
+        facts = _describe_export(goal, found, rule, count)
         reframe.write_record(layout.record_path(goal.path), hashes, facts)
-    except BaseException:
-        for output in goal.list_outputs():
-            if output.is_dir():
-                remove_tree(output)
-            else:
-                output.unlink(missing_ok=True)
-        raise
+    origin = documents.origin
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)

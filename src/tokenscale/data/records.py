@@ -26,7 +26,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import REPLACE, open_file
+from tokenscale.base.files import replace_file
 from tokenscale.base.manifests import changed_error, open_checked
 
 #: files that a reader keeps open
@@ -51,7 +51,7 @@ def write_records(
     """
     table: list[np.ndarray] = []
     first = number = 0
-    with open(open_file(path, flags=REPLACE, follow=False), "wb") as file:
+    with replace_file(path) as file:
         for values, lengths in parts:
             data = memoryview(np.ascontiguousarray(values, dtype=dtype)).cast("B")
             file.write(data)

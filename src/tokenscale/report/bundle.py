@@ -19,7 +19,7 @@ from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.facts import clear_unknown
-from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
+from tokenscale.base.files import atomic, canonical_json, read_file, sha256_file, write_text
 from tokenscale.base.manifests import SUMS
 from tokenscale.report import save, summary
 from tokenscale.report.packed_logs import LOGS, pack
@@ -135,7 +135,7 @@ def write(
     again. Raises UserError where a file is missing.
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
-    files = {path: (output / path).read_bytes() for path in _list_foreign_files(output, also)}
+    files = {path: read_file(output / path) for path in _list_foreign_files(output, also)}
     files |= {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
     for name, part in parts.items():
         files |= _collect_figures(part, figures=figures / name) | _collect_tables(
@@ -155,7 +155,7 @@ def write(
             for path in (workflow, *rules)
         }
     files |= {
-        name: path.read_bytes()
+        name: read_file(path)
         for name, path in copied.items()
         if path is not None and path.is_file()
     }
@@ -177,7 +177,7 @@ def write(
         )
     }
     if "runs" in record["logs"]:
-        files[LOGS] = (output / LOGS).read_bytes()
+        files[LOGS] = read_file(output / LOGS)
     files["README.md"] = _render_readme(record, files).encode()
     files["provenance.json"] = (canonical_json(record) + "\n").encode()
     _settle(output, files)
@@ -312,7 +312,7 @@ def _settle(output: Path, files: dict[str, bytes]) -> None:
     """
     for name, content in files.items():
         path = output / name
-        if not path.is_file() or path.read_bytes() != content:
+        if not path.is_file() or read_file(path) != content:
             with atomic(path) as temporary:
                 temporary.write_bytes(content)
     for name in ("CITATION.cff", "claims.yaml", LOGS):

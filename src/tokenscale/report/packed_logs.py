@@ -127,7 +127,7 @@ def _read_member(results: Path, name: str) -> bytes:
         raise UserError(
             "a file that the tables are made of is missing.", path=path, next=f"snakemake {path}"
         )
-    content = path.read_bytes()
+    content = read_file(path)
     places = {Path.cwd(), Path(os.environ.get("HOME", "/"))} - {Path("/")}
     if named := [f"{at}/" for at in places if f"{at}/".encode() in content]:
         next_step = (

@@ -26,6 +26,7 @@ from tokenscale.base.files import (
     canonical_json,
     check_file_name,
     check_types,
+    read_file,
     read_json,
     report_malformed,
     write_text,
@@ -194,7 +195,7 @@ def _compare_tables(link: Link, folder: Path, again: Path) -> None:
 
 def _is_going(record: Path) -> bool:
     """Return whether a run has begun and its record is not sealed."""
-    return record.is_file() and b'"seal"' not in record.read_bytes()
+    return record.is_file() and b'"seal"' not in read_file(record)
 
 
 def is_report(folder: Path) -> bool:
@@ -389,7 +390,7 @@ def _compare_file(chain: Chain, name: str, path: Path, other: Path | None) -> No
     elif other is None:
         chain.add(chain.of(name), name, "the logs give no such file")
     elif not _is_equal(path, other):
-        text, made = (DRAWING.sub(b"<svg>", page.read_bytes()) for page in (path, other))
+        text, made = (DRAWING.sub(b"<svg>", read_file(page)) for page in (path, other))
         if path.suffix == ".html" and text != made:  # text is the same with every release
             chain.add(chain.of(name), name, _name_first_byte(text, made), ending=".txt")
         else:
@@ -517,7 +518,7 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
         path = folder / "run.json"
         with suppress(UserError):
             sealed = read_sealed(path)
-        if sealed is None and b'"seal"' in path.read_bytes():
+        if sealed is None and b'"seal"' in read_file(path):
             faults = [f"{path}: edited after it was sealed"]
         elif seals.get(run) not in (None, (sealed or {}).get("seal")):
             faults = [f"{path}: another sealed record than the report's"]
@@ -591,8 +592,8 @@ def _make_again(
 
 def _is_equal(path: Path, other: Path) -> bool:
     """Compare bytes; of an archive those in it, which other releases of liblzma pack otherwise."""
-    found = path.read_bytes()
-    made = other.read_bytes()
+    found = read_file(path)
+    made = read_file(other)
     if found != made and path.name == LOGS:
         with suppress(lzma.LZMAError, EOFError):
             return lzma.decompress(found) == lzma.decompress(made)
@@ -607,7 +608,7 @@ def _name_difference(path: Path, again: Path) -> str:
         return tables.first_difference(path, other=again)
     if path.suffix in (".png", ".pdf", ".xz"):
         return "not what the logs give"
-    return _name_first_byte(path.read_bytes(), again.read_bytes())
+    return _name_first_byte(read_file(path), read_file(again))
 
 
 def _name_first_byte(found: bytes, made: bytes) -> str:

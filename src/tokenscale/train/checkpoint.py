@@ -34,6 +34,7 @@ from tokenscale.base.files import (
     UMASK,
     check_types,
     is_sealed,
+    naming,
     read_json,
     remove_tree,
     report_malformed,
@@ -412,7 +413,7 @@ def _map(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors, mapped: their values are read from disk when
     they are used.
     """
-    with safe_open(path, "pt") as file:
+    with naming(path), safe_open(path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
@@ -482,7 +483,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 def _hash(path: Path) -> str:
     digest = xxh3_128()
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()

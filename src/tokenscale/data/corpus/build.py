@@ -494,9 +494,10 @@ class SplitWriter:
 
 
 def open_shard(path: Path) -> pq.ParquetWriter:
-    return pq.ParquetWriter(
-        path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False
-    )
+    with naming(path):
+        return pq.ParquetWriter(
+            path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False
+        )
 
 
 def replace_files(building: Path, directory: Path, names: list[str], parts: int = 1) -> None:

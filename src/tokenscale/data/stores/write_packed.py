@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from tokenscale.base.files import REPLACE, HashedFile, open_file
+from tokenscale.base.files import HashedFile, replace_file
 from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.records import smallest_dtype
@@ -40,7 +40,7 @@ def write_packed(store: StoreSettings, documents: Documents, directory: Path) ->
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory=directory) as writer:
         lengths = []
-        with open(open_file(writer.folder / IDS, flags=REPLACE, follow=False), "wb") as ids:
+        with replace_file(writer.folder / IDS) as ids:
             for chunk in writer.chunks():
                 ids.write(chunk.ids.view("<u4") if dtype.itemsize == 4 else chunk.ids.astype(dtype))
                 lengths.append(chunk.lengths)
