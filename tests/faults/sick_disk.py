@@ -23,6 +23,7 @@ from pathlib import Path
 import tests.preloaded  # noqa: F401  jobs are forks
 from tests.faults.kills import STAGES, lies_in
 from tests.faults.without_room import list_jobs, run
+from tests.web import Server, Web
 
 CALLS = ("open", "read", "write", "fsync", "close", "rename", "mkdir", "unlink", "flock")
 #: what a sick disk, a file system that is away, a limit or a missing right gives
@@ -56,7 +57,7 @@ def compile_shim(folder: Path) -> Path:
 
 
 def try_faults(
-    lab: Path, folder: Path, stages: list[str], tries: int, draw: random.Random
+    lab: Path, folder: Path, stages: list[str], tries: int, draw: random.Random, web: Web
 ) -> Iterator[dict]:
     log = folder / "reached.txt"
     for start, behind in itertools.pairwise([*STAGES, "end", "end"]):
@@ -68,7 +69,7 @@ def try_faults(
         arguments = "project/results/arguments"
         shutil.copytree(lab / behind / arguments, results / "arguments", dirs_exist_ok=True)
         before = folder / "before"
-        for job in list_commands(project) if start == behind else list_jobs(lab, behind):
+        for job in list_commands(project, web) if start == behind else list_jobs(lab, behind):
             remove_targets(results)
             shutil.rmtree(before, ignore_errors=True)
             shutil.copytree(results, before, symlinks=True)
@@ -112,14 +113,19 @@ def remove_targets(results: Path) -> None:
         shutil.rmtree(made) if made.is_dir() else made.unlink()
 
 
-def list_commands(project: Path) -> list[list[str]]:
-    """Return commands that no job of the workflow is, on the results of a finished one."""
+def list_commands(project: Path, web: Web) -> list[list[str]]:
+    """Return commands that no job of the workflow is, on the results of a finished one. Those of
+    `cloud` write to a bucket; `tests/faults/test_cloud.py` kills them.
+    """
     run = next(project.glob("results/runs/packed-*")).relative_to(project)
     text = "results/corpus/small/train-00000.parquet"
     tokenizer = "results/tokenizers/bpe"
     model = f"--checkpoint {run}/checkpoints/final"
     target = f"results/{TARGET}"
     logs = write_logs(project)
+    web.files["/text.txt"] = b"Once upon a time. " * 4000
+    source = {"kind": "url", "files": [f"{web.address}/text.txt"], "separator": "."}
+    settings = json.dumps({"name": "web", "source": source}, separators=(",", ":"))
     (project / "a_loader.py").write_text(LOADER.format(text=text))
     lines = [
         f"convert results/tokens/small/{Path(tokenizer).name}/token-list {target}.bin --to nanogpt",
@@ -137,6 +143,8 @@ def list_commands(project: Path) -> list[list[str]]:
         f" --devices 1 --output {target}",
         f"golden {logs[0]} {logs[0]}",
         "audit a_loader:make_loader --vocabulary-size 99999 --worlds 1 2 --ask vocabulary",
+        f"download --settings {settings} --output {target}/manifest.json",
+        f"mixture --names small --sources results/corpus/small/manifest.json --output {target}/manifest.json",
         "verify results/report",
         "status",
     ]
@@ -171,5 +179,6 @@ if __name__ == "__main__":
         os.execv(sys.executable, [sys.executable, "-m", "tests.faults.sick_disk", *sys.argv[1:]])
     stages = sys.argv[3].split(",")
     tries = int(sys.argv[4])
-    for found in try_faults(lab, folder, stages, tries, random.Random(sys.argv[5])):
-        print(json.dumps(found), flush=True)
+    with Server() as web:
+        for found in try_faults(lab, folder, stages, tries, random.Random(sys.argv[5]), web):
+            print(json.dumps(found), flush=True)

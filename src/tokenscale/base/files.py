@@ -63,7 +63,7 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(
         suffix=f".{path.name}.tmp", prefix=name_temporary(), dir=path.parent
     )
-    os.close(descriptor)
+    _close(descriptor, path)
     temporary = Path(name)
     try:
         with naming(path):
@@ -152,6 +152,11 @@ def sync(path: str | Path) -> None:
         with naming(path):
             os.fsync(descriptor)
     finally:
+        _close(descriptor, path)
+
+
+def _close(descriptor: int, path: str | Path) -> None:
+    with naming(path):
         os.close(descriptor)
 
 
@@ -208,9 +213,8 @@ def open_file(
         with naming_anew(path):
             descriptor = os.open(name, flags, 0o666, dir_fd=folder)
     except OSError as error:
-        if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV) or (
-            error.errno == errno.ELOOP and not follow
-        ):
+        is_other = error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV)
+        if (is_other and not os.path.isfile(path)) or (error.errno == errno.ELOOP and not follow):
             found = "a link" if error.errno == errno.ELOOP else "a folder, a pipe or a device"
             raise UserError(
                 "this is not a regular file.", path=path, found=found, next=_REMOVE
@@ -399,7 +403,8 @@ class HashedFile:
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
         self.sha256 = self._digest.hexdigest()
 
 
@@ -568,8 +573,7 @@ def open_inside(root: Path, name: object) -> int:
     try:
         return open_file(path, follow=False, folder=folder)
     finally:
-        with naming(path):
-            os.close(folder)
+        _close(folder, path)
 
 
 @contextmanager
@@ -610,7 +614,7 @@ def create_inside(root: Path, name: object, durable: bool = True) -> Iterator[Bu
             with naming(path):
                 os.fsync(folder)
     finally:
-        os.close(folder)
+        _close(folder, path)
 
 
 def _split_new_name(root: Path, name: object) -> tuple[list[str], Path]:
@@ -637,7 +641,7 @@ def move_inside(root: Path, file: str, name: object) -> None:
             os.rename(root / file, path.name, dst_dir_fd=folder)
             os.fsync(folder)
     finally:
-        os.close(folder)
+        _close(folder, path)
 
 
 def remove_inside(root: Path, name: object) -> None:
@@ -654,7 +658,7 @@ def remove_inside(root: Path, name: object) -> None:
             try:
                 remove(parts[depth], dir_fd=folder)
             finally:
-                os.close(folder)
+                _close(folder, root)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -686,7 +690,7 @@ def _open_folder(root: Path, parts: list[str], *, make: bool) -> int:
                 raise ValueError(f"{path} is a link, or no folder") from None
             raise
         finally:
-            os.close(folder)
+            _close(folder, path)
         folder = deeper
     return folder
 

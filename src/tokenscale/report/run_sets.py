@@ -19,7 +19,7 @@ from tokenscale.analysis.ingest import TableInputs
 from tokenscale.analysis.run_record import read_run_record
 from tokenscale.analysis.tables import WARM_UP_STEPS, read_experiment
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file, write_sealed
+from tokenscale.base.files import LOOK_AT_DISK, sha256_file, write_sealed
 from tokenscale.referee import statistics
 from tokenscale.report import packed_logs, paired_comparisons, save
 from tokenscale.report.paired_comparisons import RATE, TOO_FEW, TRAINING_LOSS, Judged
@@ -194,10 +194,13 @@ def _read_run(path: str) -> Folder | Log:
         return Log(Path(path.partition("::")[0]), curve=read(path), name=path)
     except GoldenError as error:
         what, *facts = str(error).splitlines()
+        is_of_system = isinstance(error.__cause__, OSError)
         raise UserError(
             "this log cannot be taken as one run.",
             reason="\n".join([what, *map(str.strip, facts)]),
-            next="name a run's folder, or a log of a format in docs/other-trainers.md",
+            next=LOOK_AT_DISK
+            if is_of_system
+            else "name a run's folder, or a log of a format in docs/other-trainers.md",
         ) from None
 
 

@@ -57,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _find_next_step(error: GoldenError) -> str:
+    if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+        return (
+            "look at the disk and the limits (dmesg, df -h ., ulimit -a), then repeat the command"
+        )
+    return "tokenscale golden --help; docs/other-trainers.md"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts, worst first. Return the exit code."""
     try:
@@ -70,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except GoldenError as error:
         print(
-            f"tokenscale: {error}\n  next  tokenscale golden --help; docs/other-trainers.md",
+            f"tokenscale: {error}\n  next  {_find_next_step(error)}",
             file=sys.stderr,
         )
         return 2

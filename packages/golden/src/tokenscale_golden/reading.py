@@ -155,7 +155,7 @@ def read(path: str | Path) -> Curve:
             chosen=chosen,
         )
     except OSError as error:
-        raise GoldenError(f"{path} cannot be read: {error.strerror}.") from None
+        raise GoldenError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def is_run(path: Path) -> bool:
