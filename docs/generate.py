@@ -634,41 +634,58 @@ def render_results(evidence: Path) -> str:
     interval, the verdict with its reason, and a link to the evidence.
 
     `evidence` holds a folder for each machine and day; those with a `claims.json` are read, in
-    order of their names. Inconclusive claims come last.
+    order of their names. Inconclusive claims come last: of those that no folder decides, the one
+    with the most points.
     """
     columns = [(name, False) for name in ("result", "verdict", "evidence")]
     rows = []
-    undecided = []
+    undecided: dict[str, dict[str, Any]] = {}
+    decided = set()
     for path in sorted(evidence.glob("*/claims.json")):
-        folder = path.parent.name
         for claim in read_claims(path):
-            if not claim["experiment"]:
-                continue
-            place = undecided if claim["verdict"] == INCONCLUSIVE else rows
-            # of several cells, the reason of all of them stands behind their names
-            reason = claim["reason"]
-            if len(claim["cells"]) > 1:
-                reason = reason.rpartition(": ")[2]
-            verdict = ", ".join(filter(None, [*verdict_words(claim), reason]))
-            place.append([claim["sentence"], verdict, folder])
-    table = markdown(Table(columns, [*rows, *undecided]))
+            claim["folder"] = path.parent.name
+            if claim["experiment"] and claim["verdict"] != INCONCLUSIVE:
+                decided.add(claim["id"])
+                rows.append(_describe_result(claim))
+            elif claim["experiment"]:
+                undecided[claim["id"]] = max(undecided.get(claim["id"], claim), claim, key=_rank)
+    rows += [_describe_result(claim) for name, claim in undecided.items() if name not in decided]
+    table = markdown(Table(columns, rows))
     return re.sub(r"(?m)\| ([\w-]+-\d+) \|$", r"| [\1](../evidence/\1/README.md) |", table)
+
+
+def _describe_result(claim: dict[str, Any]) -> list[str]:
+    # of several cells, the reason of all of them stands behind their names
+    reason = claim["reason"]
+    if len(claim["cells"]) > 1:
+        reason = reason.rpartition(": ")[2]
+    verdict = ", ".join(filter(None, [*verdict_words(claim), reason]))
+    return [claim["sentence"], verdict, claim["folder"]]
+
+
+def _rank(claim: dict[str, Any]) -> tuple[int, int]:
+    """Return how much of a claim's verdict is known: not tested, inconclusive by its points,
+    decided.
+    """
+    if not claim["experiment"]:
+        return 0, 0
+    if claim["verdict"] != INCONCLUSIVE:
+        return 2, 0
+    return 1, min(cell["n"] for cell in claim["cells"])
 
 
 def list_replication_tables(evidence: Path) -> list[StudyTable]:
     """Return a table for each source study of its figures beside ours, as the evidence has them.
 
-    Of several folders that test a claim or have a figure, the first in order of their names counts.
+    Of several folders that test a claim, the first in order of their names counts that decides it,
+    else the one with the most points; of a figure, the first that has it.
     """
     claims: dict[str, dict[str, Any]] = {}
     measured: list[dict[str, Any]] = []
     for path in sorted(evidence.glob("*/claims.json")):
         judged = read_json(path, "judged claims", next="snakemake results/report/claims.json")
         for claim in judged["claims"]:
-            if claim["id"] not in claims or (
-                claim["experiment"] and not claims[claim["id"]]["experiment"]
-            ):
-                claims[claim["id"]] = claim
+            claims[claim["id"]] = max(claims.get(claim["id"], claim), claim, key=_rank)
         measured = [*judged["replication"], *measured]
     return replication_tables(compare_with_studies(claims.values(), measured))
 

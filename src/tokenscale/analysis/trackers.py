@@ -5,16 +5,17 @@ waits for it.
 import importlib.util
 import os
 import shutil
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis.measures import Facts, Point, read_facts, read_points
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import lock_folder, remove_tree
+from tokenscale.base.files import lock_folder, naming, remove_tree
 from tokenscale.runs.records.provenance import read_sealed
 
 #: name of the experiment in MLflow, of the project in Weights & Biases
@@ -284,7 +285,7 @@ def track(
     )
     if twice := [name for name, n in names.items() if n > 1]:
         raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
-    with ExitStack() as stack:
+    with ExitStack() as stack, _raising_from_threads():
         jobs = [
             stack.enter_context(
                 closing(
@@ -303,6 +304,19 @@ def track(
             time.sleep(max(2.0, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
             began = time.monotonic()
     log(f"look   {TRACKERS[to].look.format(output=output, absolute=output.resolve())}")
+
+
+@contextmanager
+def _raising_from_threads() -> Iterator[None]:
+    """Print no trace of a thread whose error is raised here, too, as those of TensorBoard's writer."""
+    before = threading.excepthook
+    threading.excepthook = lambda failed: (
+        None if issubclass(failed.exc_type, OSError) else before(failed)
+    )
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _checked(directory: Path, follow: bool) -> str | None:
@@ -366,10 +380,11 @@ def _export(
                     exporter.close(facts, summary, False)
                     exporter = None
                     handed = []
-                exporter = exporter or tracker(output, folder, facts)
                 handed = handed or []
-                if new := points[len(handed) :]:
-                    exporter.add(new)
+                with naming(folder):
+                    exporter = exporter or tracker(output, folder, facts)
+                    if new := points[len(handed) :]:
+                        exporter.add(new)
                 handed = marks
                 if ended:
                     break
@@ -377,6 +392,7 @@ def _export(
             done = True
         finally:
             if exporter is not None:  # also where it is stopped before the run's end
-                exporter.close(read_facts(directory), summary, done)
+                with naming(folder):
+                    exporter.close(read_facts(directory), summary, done)
     last = f"up to step {points[-1].step}" if points else "no step"
     log(f"run    {directory.name}: {len(points)} points, {last}")

@@ -20,7 +20,7 @@ from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import lock_folder, remove_tree, sync, sync_tree
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
-from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_texts
+from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_first
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
 from tokenscale.data.stores.writing import describe_store, write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
@@ -346,7 +346,7 @@ def choose_text_column(
     for name in names:
         other = replace(source, text_column=name)
         with suppress(UserError):
-            if isinstance(next(read_texts(path, other), None), str):
+            if isinstance(read_first(path, other), str):
                 found.append(other)
     if len(found) == 1:
         log(f"text column: {found[0].text_column}, the only one that holds text")
@@ -359,7 +359,7 @@ def list_columns(path: Path, source: SourceSettings) -> list[str]:
     columns, and of one that cannot be read, none.
     """
     try:
-        next(read_texts(path, replace(source, text_column=NO_COLUMN)), None)
+        read_first(path, replace(source, text_column=NO_COLUMN))
     except UserError as error:
         if error.facts.get("key") == "source.text_column":
             return error.facts.get("has", "").split(", ")

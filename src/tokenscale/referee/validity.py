@@ -27,7 +27,7 @@ from tokenscale.analysis.run_record import (
 from tokenscale.analysis.run_table import find_gaps, read_run_table
 from tokenscale.analysis.steps import Steps
 from tokenscale.analysis.tables import Tables
-from tokenscale.base.files import check_types, report_malformed
+from tokenscale.base.files import check_types, naming, report_malformed
 from tokenscale.referee import clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.referee.design import find_cautions
 from tokenscale.referee.expectations import Evidence, Findings, judge
@@ -60,7 +60,7 @@ def judge_tables(
     are the same. Raises UserError for tables that are missing or damaged.
     """
     tables.check_recorded(folder)
-    rows = pq.read_table(folder / "runs.parquet").to_pylist()
+    rows = _read_table(folder / "runs.parquet").to_pylist()
     before = KeptFindings(kept)
     table = read_run_table(experiment)
     siblings = Siblings(find_gaps(table, path=experiment, runs=runs))
@@ -70,7 +70,7 @@ def judge_tables(
         siblings.add(parts["steps"], parts["events"])
         findings |= before.read(block, parts, make=partial(_judge_block, folder, block, of_run))
     before.write()
-    others = pq.read_table(folder / "stores.parquet").to_pylist()
+    others = _read_table(folder / "stores.parquet").to_pylist()
     verdicts = siblings.judge(rows, found=findings, stores=others)
     lengths = {row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in rows}
     cautions = find_cautions(table, stores, corpora, steps=lengths)
@@ -218,11 +218,16 @@ def _read_blocks(folder: Path, rows: Sequence[Row]) -> Iterator[tuple[Sequence[R
         first += count
 
 
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    with naming(path):
+        return pq.read_table(path, columns=columns)
+
+
 def _check_order(folder: Path, run_ids: pa.Array) -> None:
     """Raise ValueError for tables whose rows are not in the order of these runs, or of others."""
     wrong = []
     for name in OF_RUNS:
-        column = pq.read_table(folder / f"{name}.parquet", columns=["run_id"])["run_id"]
+        column = _read_table(folder / f"{name}.parquet", columns=["run_id"])["run_id"]
         places = pc.fill_null(pc.index_in(column, value_set=run_ids), -1).to_numpy()
         if name == "records":  # which has a row for each run
             in_order = np.array_equal(places, np.arange(len(run_ids)))

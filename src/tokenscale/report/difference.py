@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import read_json
+from tokenscale.base.files import naming, read_json
 from tokenscale.base.manifests import read_sums, walk
 from tokenscale.report import bundle
 from tokenscale.report.style import number
@@ -83,7 +83,8 @@ def read(folder: Path) -> Report:
             raise UserError(what, file=path, found=f"{fault}  ({bundle.SUMS})", next=again)
     try:
         for path in paths:
-            rows = pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]]
+            with naming(path):
+                rows = pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]]
             rows = rows[rows["validity"].isin(["valid", "suspect"])].astype(
                 dict.fromkeys(bundle.NAMES, float)
             )

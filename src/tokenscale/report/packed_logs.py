@@ -27,6 +27,7 @@ from tokenscale.base.files import (
     check_relative_path,
     check_types,
     create_inside,
+    naming,
     open_inside,
     parse_json,
     read_file,
@@ -99,7 +100,8 @@ def _check_inside(results: Path, names: set[str]) -> None:
 def _read_judged(folder: Path) -> dict[str, dict[str, Any]]:
     """Return run → what the referee says of it, of an experiment's tables."""
     path = folder / f"{tables.JUDGED}.parquet"
-    rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
+    with naming(path):
+        rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
     return {row.pop("run_id"): row for row in rows.to_pylist()}
 
 
@@ -292,7 +294,8 @@ def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
     reasons and cautions, and a worse word. Nothing that the logs say is taken back.
     """
     path = folder / f"{tables.JUDGED}.parquet"
-    rows = pq.read_table(path, use_threads=False).to_pylist()
+    with naming(path):
+        rows = pq.read_table(path, use_threads=False).to_pylist()
     for row in rows:
         packed = judged.get(row["run_id"], {})
         if packed.keys() != {*JUDGED} or not {row["validity"], packed["validity"]} <= {*SEVERITY}:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import naming
 from tokenscale.base.manifests import open_checked
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, count_labels
 from tokenscale.data.batches.online import OnlineDocuments, open_documents
@@ -162,7 +163,7 @@ def find_origins(text: RawText, documents: list[int]) -> dict[int, Origin]:
             what="corpus",
             next=rebuild_command(text.directory, file=file["name"]),
         )
-        with opened as shard:
+        with opened as shard, naming(text.directory / file["name"]):
             column = pq.read_table(shard, columns=["origin"])["origin"]
         for i in own:
             row = i - firsts[number]

@@ -13,8 +13,8 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
@@ -80,15 +80,23 @@ class RawFile(NamedTuple):
 
 def read_texts(
     path: Path, source: SourceSettings, target: Path | None = None, span: Span | None = None
-) -> Iterator[str | None]:
+) -> Generator[str | None, None, None]:
     """Yield the texts of a file by its path; see `read_raw_file`."""
     translated = None if target is None else RawFile(target)
     return read_raw_file(RawFile(path), source, translated, span)
 
 
+def read_first(path: Path, source: SourceSettings) -> str | None:
+    """Return the first text of a file; None for null, and where there is none. Raises as
+    `read_texts` does.
+    """
+    with closing(read_texts(path, source)) as texts:
+        return next(texts, None)
+
+
 def read_raw_file(
     file: RawFile, source: SourceSettings, target: RawFile | None = None, span: Span | None = None
-) -> Iterator[str | None]:
+) -> Generator[str | None, None, None]:
     """Yield the texts of a file in order, with None for null.
 
     With `target_column`, or with a `target` file of translations line by line, a text is a pair
@@ -146,7 +154,8 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
             return file.metadata.num_rows > 0
     if form == "text" and source.separator is None and source.target_column is None:
         return any(characters.strip() for characters in _read_characters(RawFile(path)))
-    return any(True for _ in read_texts(path, source, target=target))
+    with closing(read_texts(path, source, target=target)) as texts:
+        return any(True for _ in texts)
 
 
 def detect_format(path: Path, source: SourceSettings | None = None) -> str:

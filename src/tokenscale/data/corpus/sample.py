@@ -22,6 +22,7 @@ from tokenscale.data.corpus.read import (
     detect_format,
     find_start,
     is_array,
+    read_first,
     read_texts,
     read_usable_texts,
 )
@@ -57,7 +58,7 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
         if path.stat().st_size == 0:
             raise UserError("the input file is empty.", file=path, next="choose another")
     forms = {path: detect_format(path, source) for path in paths}
-    next(read_texts(paths[0], source), None)  # raises for a missing column or an unreadable file
+    read_first(paths[0], source)  # raises for a missing column or an unreadable file
     kinds = set(forms.values())
     packed = any(path.suffix.lower() in COMPRESSION for path in paths)
     arrays = any(form == "jsonl" and is_array(RawFile(path)) for path, form in forms.items())
@@ -119,7 +120,7 @@ def _sample_row_groups(
     groups: list[tuple[Path, int, int]] = []
     sizes: list[int] = []
     for path in paths:
-        next(read_texts(path, source), None)
+        read_first(path, source)
         with naming(path):
             metadata = pq.read_metadata(path)
         for number in range(metadata.num_row_groups):
