@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_relative_path, naming, open_inside
+from tokenscale.base.files import check_relative_path, naming, open_inside, read_file
 
 #: list of checksums in the folder of a report
 SUMS = "SHA256SUMS"
@@ -177,7 +177,7 @@ def read_sums(folder: Path) -> dict[str, str]:
         )
     lines = [
         line.split("  ", 1)
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in read_file(path).decode("utf-8", errors="replace").splitlines()
         if line
     ]
     if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):

@@ -1,7 +1,7 @@
 """Access to the text columns of Parquet, CSV and TSV files and the text keys of JSON lines."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,7 +93,7 @@ def split_csv(lines: Iterator[str], path: Path) -> Iterator[Line]:
 
 def read_table(
     lines: Iterator[Line], names: dict[str, str], path: Path
-) -> Iterator[tuple[str, ...]]:
+) -> Generator[tuple[str, ...], None, None]:
     """Yield the cells of the named columns of each line.
 
     The first line is the header, unless all names are column numbers (from 1). Blank lines are
@@ -185,7 +185,7 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
 
 def read_line_pairs(
     first: Iterator[str], second: Iterator[str], path: Path, target: Path
-) -> Iterator[tuple[str | None, str | None]]:
+) -> Generator[tuple[str | None, str | None], None, None]:
     """Yield the lines of two files by number; blank lines become None. Raises UserError for other
     line counts.
     """

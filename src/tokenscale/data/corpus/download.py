@@ -448,7 +448,10 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
         facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
     progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
     how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if answer.start else os.O_TRUNC)
-    with open(open_regular(part, flags=how, follow=False), "ab" if answer.start else "wb") as file:
+    with (
+        naming(part),
+        open(open_regular(part, flags=how, follow=False), "ab" if answer.start else "wb") as file,
+    ):
         # bytes of an earlier version are gone before the new one is recorded
         os.fsync(file.fileno())
         write_json(record, value=facts)

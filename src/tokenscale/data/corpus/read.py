@@ -56,7 +56,7 @@ LONGEST_CHARACTERS = 1 << 30
 #: maximum length of a JSON array, which is decoded as a whole
 ARRAY_CHARACTERS = 1 << 28
 Span = tuple[int, int]
-Rows = Iterator[tuple[str | None, ...]]
+Rows = Generator[tuple[str | None, ...], None, None]
 
 
 class RawFile(NamedTuple):
@@ -131,7 +131,8 @@ def read_raw_file(
     else:
         yield _read_whole(file, what="too long", maximum=LONGEST_CHARACTERS)
         return
-    yield from join_pairs(rows, file.path)
+    with closing(rows):  # its file too, where not all are read
+        yield from join_pairs(rows, file.path)
 
 
 def read_usable_texts(

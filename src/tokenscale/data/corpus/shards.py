@@ -14,7 +14,7 @@ item_loader.py, litdata 0.2.76).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,9 @@ ARROW_END = b"LDARW01\0"
 LITDATA_TEXT = ("str", "text")
 
 
-def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
+def read_mds(
+    data: bytes, columns: dict[str, str], path: Path
+) -> Generator[tuple[str, ...], None, None]:
     """Yield the texts of each sample of an MDS shard, in the order of `columns` (option → name).
 
     `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a
@@ -189,7 +191,7 @@ def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple
 
 def read_litdata(
     data: bytes, columns: dict[str, str], path: Path
-) -> Iterator[tuple[str | None, ...]]:
+) -> Generator[tuple[str | None, ...], None, None]:
     """Yield the texts of each item of a litdata chunk, in the order of `columns` (option → name).
 
     An item that is a string is its column `text`. Arguments and errors as in `read_mds`; also
