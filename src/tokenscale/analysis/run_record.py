@@ -42,7 +42,11 @@ def read_run_record(path: Path) -> RunRecord:
             sealed=provenance.read_sealed(path) is not None,
             unknown=tuple(list_unknown(record)),
         )
-    except (UserError, ValueError):
+    except UserError as error:
+        if error.what == "the run record cannot be read.":  # by the system, not by its content
+            return RunRecord(None, trouble=f"run.json cannot be read: {error.facts['reason']}")
+        return RunRecord(None, trouble="run.json is not readable JSON")
+    except ValueError:
         return RunRecord(None, trouble="run.json is not readable JSON")
 
 

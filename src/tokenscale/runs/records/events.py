@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, sync
+from tokenscale.base.files import atomic, naming, sync
 
 VERSION = 2
 #: when buffered lines are written, and how often a status
@@ -200,16 +200,18 @@ class Writer:
             rest = self._rest[name]
             rest += "".join(f"{line}\n" for line in lines).encode()
             lines.clear()
-            while rest:  # a full disk may take a part
-                del rest[: os.write(self._files[name], rest)]
+            with naming(self.directory / f"{name}.jsonl"):
+                while rest:  # a full disk may take a part
+                    del rest[: os.write(self._files[name], rest)]
         self._flushed_at = time.monotonic()
 
     def close(self) -> None:
         """Flush, sync to disk and close, before process groups are torn down."""
         self.flush()
-        for descriptor in self._files.values():
-            os.fsync(descriptor)
-            os.close(descriptor)
+        for name, descriptor in self._files.items():
+            with naming(self.directory / f"{name}.jsonl"):
+                os.fsync(descriptor)
+                os.close(descriptor)
         sync(self.directory)
         self._files = {}
 
