@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import make_tokenizer
-from tokenscale.base.files import lock_folder, naming
+from tokenscale.analysis.run_record import read_run_record
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import lock_folder, naming, open_file
 from tokenscale.base.manifests import open_checked
 from tokenscale.cli.main import translate_error
 from tokenscale.data.tokenizers import huggingface
@@ -125,6 +127,34 @@ def test_a_checked_file_that_cannot_be_closed_is_named(tmp_path):
     with pytest.raises(OSError) as caught, open_checked(tmp_path, "a.bin", 3, what="x", next="y"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     assert caught.value.filename == str(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("number", [errno.ENXIO, errno.ENODEV, errno.EISDIR])
+def test_a_regular_file_that_a_disk_refuses_is_not_called_a_pipe(tmp_path, monkeypatch, number):
+    """The next step for a pipe would be to remove it."""
+    path = tmp_path / "manifest.json"
+    path.write_text("{}")
+
+    def refuse(*_arguments, **_options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError) as caught:
+        open_file(path)
+    assert caught.value.filename == str(path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="not a regular file"):
+        open_file(tmp_path / "folder")
+
+
+def test_a_record_that_a_disk_keeps_back_is_not_called_broken(tmp_path, monkeypatch):
+    def refuse(_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr("tokenscale.base.files.read_file", refuse)
+    found = read_run_record(tmp_path / "run.json")
+    assert found.trouble == "run.json cannot be read: Input/output error"
 
 
 def test_a_lock_that_cannot_be_closed_hides_no_error(tmp_path):
