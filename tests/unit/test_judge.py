@@ -221,6 +221,19 @@ def test_a_run_of_ours_on_two_ranks_is_compared_with_logs_of_two_devices(tmp_pat
         compare([ours, logs], tmp_path / "other")
 
 
+def test_a_rate_that_stands_beside_no_time_contradicts_no_batch(tmp_path):
+    paths = []
+    for k in range(4):
+        paths.append(str(tmp_path / f"{k}.txt"))
+        lines = [
+            f"step {i} loss {4 + k - i / 10} " + ("dt: 50.0ms" if i % 2 else "tok/sec: 9.0")
+            for i in range(12)
+        ]
+        Path(paths[-1]).write_text("\n".join(lines))
+    (found,) = compare([paths[:2], paths[2:]], tmp_path / "results", ("loss",))
+    assert found.result.spread.n == 2
+
+
 def test_a_run_of_ours_is_compared_with_a_log(published, tmp_path):
     folder, reported = published
     ours, theirs = list_runs(folder, reported["nanoGPT"])

@@ -319,8 +319,8 @@ FORMULAS = {
 def search_settings(
     parity: Parity, formula: Formula, distance: Callable[[str, Settings], float], **known: Any
 ) -> tuple[Explanation, Explanation] | None:
-    """Return the settings that reproduce A's value and those that reproduce B's; None where a value
-    is not reproduced.
+    """Return (settings that reproduce the value of run A, settings that reproduce that of run B);
+    None where a value is not reproduced.
 
     `distance(side, settings)` is relative to what rounding allows. `known` has values of settings,
     with _ for spaces.

@@ -4,6 +4,7 @@ A folder of a run is taken with its record. Any other log that the package `toke
 becomes a run of another program, with the facts that its user declares and none that nobody knows.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -155,7 +156,7 @@ def write_tables(
 
 
 def _check_sets(sets: Sequence[RunSet]) -> None:
-    for path in (path for of_set in sets for path in of_set.paths):
+    for path in itertools.chain.from_iterable(of_set.paths for of_set in sets):
         if not Path(path.partition("::")[0]).exists():
             raise UserError(
                 "there is no such run or log.",
@@ -364,8 +365,12 @@ def _check_batch(log: Log, seconds: np.ndarray, batch: int, tokens: int, devices
     rate = log.curve.rate_unit
     if log.curve.rate is None or rate not in RATES:
         return
+    of_steps = log.curve.rate * seconds
+    of_steps = of_steps[np.isfinite(of_steps)]
+    if not len(of_steps):
+        return
     declared = _count_of_step(rate, batch, tokens, devices)
-    counted = float(np.nanmedian(log.curve.rate * seconds))
+    counted = float(np.median(of_steps))
     if not 1 / OTHER_BATCH < counted / declared < OTHER_BATCH:
         what = rate.replace("/s", "").replace("/", " of a ")
         raise UserError(
