@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
@@ -127,3 +128,50 @@ def test_runs_of_one_seed_and_equal_order_digests_have_equal_samples(seed, appro
     runs.counts["b"][:, 3:] += 1  # losses and norms
     equal = seed == 0 and (approach == "packed" or column is None)
     assert runs.have_equal_samples("a", "b") == equal
+
+
+def find_outlying_losses(validated: list[float], trained: list[float]) -> list[str]:
+    """Return the runs that are named, for losses of one cell's runs in the validation at step 8 and
+    in the training steps near it.
+    """
+    runs = [str(number) for number in range(len(validated))]
+    siblings = of_runs.Siblings()
+    siblings.validated[8] = dict(zip(runs, validated, strict=True))
+    siblings.nearby[8] = dict(zip(runs, trained, strict=True))
+    siblings.groups = lambda *columns: [runs]
+    return [run for run, _ in of_runs._find_outlying_losses(siblings)]
+
+
+@hypothesis.given(
+    repeats=st.integers(6, 9),
+    noise=st.floats(0, 0.004),
+    times=st.floats(1, 8),
+    up=st.booleans(),
+)
+def test_a_validation_is_named_where_repeats_and_the_training_near_it_contradict(
+    repeats, noise, times, up
+):
+    losses = [4 * math.exp(noise * (-1) ** r) for r in range(repeats)]
+    assert find_outlying_losses(losses, losses) == []
+    factor = math.exp((1 if up else -1) * times * (0.03 + 12 * noise))
+    altered = [losses[0] * factor, *losses[1:]]
+    assert find_outlying_losses(altered, trained=losses) == ["0"]
+    # a spike: the run's training says the same
+    assert find_outlying_losses(altered, trained=altered) == []
+
+
+def test_the_training_near_a_validation_is_that_of_its_own_run():
+    runs, steps = np.repeat(["a", "b"], 100), np.tile(np.arange(100), 2)
+    losses = np.where(runs == "a", 1.0, 2.0) + np.where(steps < 40, 0.0, 4.0)
+    numbers = (runs == "b") * of_runs.STEP_SPAN + steps
+    sums = np.column_stack([3 * losses, np.full(200, 3.0)])
+    sums[130] = math.inf, 3.0
+    at = pa.table({"run_id": ["a", "b", "b", "c"], "step": [20, 40, 100, 20]})
+    siblings = of_runs.Siblings()
+    siblings._add_nearby_losses(numbers, sums, names=["a", "b"], validations=at)
+    near = {(step, run): loss for step, of in siblings.nearby.items() for run, loss in of.items()}
+    assert near == {
+        (20, "a"): 1.0,
+        (40, "b"): pytest.approx((15 * 2 + 16 * 6) / 31),
+        (100, "b"): 6.0,
+    }

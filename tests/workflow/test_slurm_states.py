@@ -34,19 +34,25 @@ if silent and silent[0] < time.time() - plan["start"] < silent[1]:
 if name == "sbatch":
     if refusal := plan.get("refusal"):
         sys.exit("sbatch: error: " + refusal)
-    number = 100 + len(jobs)
     words = sys.argv[1:]
-    ends = plan.get("ends", [])
-    state = ends[len(jobs)] if len(jobs) < len(ends) else ""
     comment = words[words.index("--comment") + 1]
-    job = {{"state": state, "comment": comment}}
-    (folder / f"{{number}}.job").write_text(json.dumps(job))
+    ends = plan.get("ends", [])
+    number = 100 + len(jobs)
+    while True:  # two calls at once have two numbers
+        state = ends[number - 100] if number - 100 < len(ends) else ""
+        written = folder / f"{{number}}.{{os.getpid()}}"
+        written.write_text(json.dumps({{"state": state, "comment": comment}}))
+        try:
+            os.link(written, folder / f"{{number}}.job")
+            break
+        except FileExistsError:
+            number += 1
     if not state:
         command = next(word for word in words if word.startswith("--wrap="))[7:]
         end = f"({{command}}) > {{folder}}/{{number}}.log 2>&1; echo $? > {{folder}}/{{number}}.rc"
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         subprocess.Popen(["bash", "-c", end], start_new_session=True, **streams)
-    if len(jobs) in plan.get("unanswered", []):
+    if number - 100 in plan.get("unanswered", []):
         sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
     print(number)
 elif name in ("sacct", "squeue"):

@@ -65,6 +65,8 @@ LOSS_RATIO = 1.1
 #: repeats whose spread is believed, and the least ratio beside so many
 MANY = 5
 LOSS_RATIO_OF_MANY = 1.03
+#: steps before and after a validation whose training losses are its witness
+NEARBY_STEPS = 16
 #: nats a token by which the loss of one token differs from the mean before training, at most; and
 #: relative difference of losses on any two texts
 TOKEN_SPREAD = 0.5
@@ -241,6 +243,8 @@ class Siblings:
         #: run → mean loss of its last third of steps; step → run → loss of the validation there
         self.losses: dict[str, float] = {}
         self.validated: dict[int, dict[str, float]] = defaultdict(dict)
+        #: step of a validation → run → mean loss of the training steps near it
+        self.nearby: dict[int, dict[str, float]] = defaultdict(dict)
         #: runs whose training step 0 has another loss than the validation before it
         self.contradicting: set[str] = set()
         #: quantity → run → value that runs of equal shapes share, within the limits of `OF_A_SHAPE`
@@ -256,9 +260,9 @@ class Siblings:
 
     def add(self, steps: pa.Table, events: pa.Table) -> None:
         """Add the merged step rows and the events of some runs, which lie together."""
-        first_losses = self._add_steps(steps) if len(steps) else {}
         validated = pc.and_(pc.equal(events["event"], "validation"), pc.greater(events["step"], 0))
         later = events.filter(validated)
+        first_losses = self._add_steps(steps, later) if len(steps) else {}
         codes, names = _number_runs(later)
         self.validations.add(later, codes, names)
         of_run: dict[str, list[Row]] = defaultdict(list)
@@ -272,9 +276,9 @@ class Siblings:
                 self.contradicting.add(run_id)
             self._add_times(run_id, rows)
 
-    def _add_steps(self, steps: pa.Table) -> dict[str, tuple[float, float]]:
-        """Add values, counts, the loss of the last third of steps, and what runs of equal shapes share.
-        Return run → (summed loss, useful tokens) of step 0.
+    def _add_steps(self, steps: pa.Table, validations: pa.Table) -> dict[str, tuple[float, float]]:
+        """Add values, counts, the loss of the last third of steps and near validations, and what runs
+        of equal shapes share. Return run → (summed loss, useful tokens) of step 0.
         """
         codes, names = _number_runs(steps)
         rows = Steps(steps, keys=codes * STEP_SPAN + steps["step"].to_numpy())
@@ -305,11 +309,32 @@ class Siblings:
             if len(counted) and (middle := float(np.median(counted))) > 0:
                 self.of_a_shape["seconds of computing a token"][run_id] = middle
         sums = np.column_stack([rows.sums("loss_sum"), rows.sums("useful_tokens")])
+        self._add_nearby_losses(rows.numbers, sums, names, validations)
         return {
             run_id: tuple(sums[begin].tolist())
             for run_id, begin in zip(names, begins.tolist(), strict=True)
             if step[begin] == 0
         }
+
+    def _add_nearby_losses(
+        self, numbers: np.ndarray, sums: np.ndarray, names: Sequence[str], validations: pa.Table
+    ) -> None:
+        """Add the mean training loss near each validation. `numbers`: code of the run × `STEP_SPAN` +
+        step, ascending; `sums`: (summed loss, useful tokens) of each.
+        """
+        codes = {run_id: code for code, run_id in enumerate(names)}
+        known = np.isfinite(sums).all(axis=1, keepdims=True)
+        before = np.vstack([[0.0, 0.0], np.where(known, sums, 0.0).cumsum(axis=0)])
+        at = set(zip(*(validations[name].to_pylist() for name in ("run_id", "step")), strict=True))
+        for run_id, step in at:
+            if run_id not in codes:
+                continue
+            begin = codes[run_id] * STEP_SPAN
+            window = begin + max(step - NEARBY_STEPS, 0), begin + step + NEARBY_STEPS
+            first, last = np.searchsorted(numbers, window)
+            loss, useful = (before[last] - before[first]).tolist()
+            if loss > 0 and useful > 0:
+                self.nearby[step][run_id] = loss / useful
 
     def _add_counts(
         self, rows: Steps, step: np.ndarray, runs: np.ndarray, names: Sequence[str]
@@ -668,31 +693,27 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
 def _find_outlying_losses(siblings: Siblings) -> Found:
     """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which
     is wrong. Runs whose first loss contradicts their own validation are no measure of others.
+
+    Honest losses have spikes: what training and validation say alike happened in the run. A
+    validation is named where it leaves the training near it as well.
     """
-    of = {"in the last third of the steps": siblings.losses}
-    of |= {
-        f"in the validation at step {step}": losses
+    trained = "in the last third of the steps"
+    compared = [
+        (trained, siblings.losses, siblings.validated.get(max(siblings.validated, default=0), {}))
+    ]
+    compared += [
+        (f"in the validation at step {step}", losses, siblings.nearby[step])
         for step, losses in sorted(siblings.validated.items())
         if step
-    }
+    ]
     for ids in siblings.groups(
         "factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"
     ):
-        for (where, known), run_id in itertools.product(of.items(), ids):
-            others = np.log(
-                [
-                    known[other]
-                    for other in ids
-                    if other in known and other not in {run_id, *siblings.contradicting}
-                ]
-            )
-            if run_id not in known or len(others) < 2:
-                continue
-            middle = float(np.median(others))
-            spread = measure_spread(others)
-            ratio = known[run_id] / math.exp(middle)
-            least = LOSS_RATIO if len(others) < MANY else LOSS_RATIO_OF_MANY
-            if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(least)):
+        for (where, losses, beside), run_id in itertools.product(compared, ids):
+            others = [i for i in ids if i not in {run_id, *siblings.contradicting}]
+            ratio = _find_outlying_ratio(losses, run_id, others)
+            alone = where == trained and abs(math.log(ratio)) > math.log(LOSS_RATIO)
+            if ratio == 1 or not (alone or _leaves_beside(losses, beside, run_id, others)):
                 continue
             unit = next(
                 (
@@ -708,6 +729,36 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
                 else "above that of its repeats (diverged?)"
             )
             yield run_id, f"its loss is {words}: {ratio:.3g} × theirs {where}{unit}"
+
+
+def _find_outlying_ratio(losses: Mapping[str, float], run_id: str, repeats: Sequence[str]) -> float:
+    """Return the run's loss over the median of its repeats; 1 within the limits, and where fewer
+    than two repeats are known.
+    """
+    others = np.log([losses[other] for other in repeats if other in losses])
+    if run_id not in losses or len(others) < 2:
+        return 1.0
+    ratio = losses[run_id] / math.exp(float(np.median(others)))
+    least = math.log(LOSS_RATIO if len(others) < MANY else LOSS_RATIO_OF_MANY)
+    within = abs(math.log(ratio)) <= max(LOSS_SPREADS * measure_spread(others), least)
+    return 1.0 if within else ratio
+
+
+def _leaves_beside(
+    losses: Mapping[str, float],
+    beside: Mapping[str, float],
+    run_id: str,
+    repeats: Sequence[str],
+) -> bool:
+    """Whether the run's loss over the one beside it in the same run lies beyond those of all repeats,
+    on the side where its loss lies; so too where a run lacks the one beside it.
+    """
+    known = [i for i in (run_id, *repeats) if i in losses and i in beside]
+    if run_id not in known or len(known) < 2:
+        return True
+    own, *others = [losses[i] / beside[i] for i in known]
+    above = losses[run_id] > float(np.median([losses[i] for i in known[1:]]))
+    return own > max(others) if above else own < min(others)
 
 
 @expect(
