@@ -712,8 +712,8 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
         for (where, losses, beside), run_id in itertools.product(compared, ids):
             others = [i for i in ids if i not in {run_id, *siblings.contradicting}]
             ratio = _find_outlying_ratio(losses, run_id, others)
-            alone = where == trained and abs(math.log(ratio)) > math.log(LOSS_RATIO)
-            if ratio == 1 or not (alone or _leaves_beside(losses, beside, run_id, others)):
+            is_far = where == trained and abs(math.log(ratio)) > math.log(LOSS_RATIO)
+            if ratio == 1 or not (is_far or _leaves_beside(losses, beside, run_id, others)):
                 continue
             unit = next(
                 (
