@@ -23,6 +23,7 @@ from tests.distributed.parity import (
     whole,
 )
 from tests.distributed.ranks import run_ranks
+from tokenscale.referee.accounting import plan_phases
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train import trainer as engine
 from tokenscale.train.collectives import local
@@ -37,7 +38,7 @@ VARIANTS = {
 }
 #: what `make test` compares: an uneven share, parts of rows, and two methods at once. The rest is long
 DAILY = {"ddp@2", "zero1@2", "zero2@2", "tp@2", "interleaved@2", HYBRID, "zero3@3", "1f1b-tp@2x2"}
-FEW = {"zero3@3", "1f1b-tp@2x2"}
+FEW = {"zero3@3", "1f1b-tp@2x2", "naive@2"}
 #: layouts of four ranks that hold a part of the weights each → the largest part. A stage has an
 #: embedding or a head, and shares of 97 rows are uneven
 PARTS = {
@@ -75,12 +76,15 @@ class PeakMemory(TorchDispatchMode):
 
 
 def initial_of(world, run):
-    return held(trainer := trainer_of(run, world)), modules_of(trainer)
+    """What this rank holds, its modules, and whether it exchanges gradients behind backward."""
+    trainer = trainer_of(run, world)
+    waits = trainer.shards.reduces_after_backward or bool(trainer.parallel.bucket_listener)
+    return held(trainer), modules_of(trainer), waits
 
 
 def peak_of(world, run):
     """The bytes that this rank's modules hold, and the most that there were."""
-    initial_values.CHUNK["cpu"] = 512  # in this fork alone
+    initial_values.CHUNK = 512  # in this fork alone
     with PeakMemory() as peak:
         trainer = trainer_of(run, world)
     return sum(values.nbytes for values in modules_of(trainer).values()), peak.bytes
@@ -115,16 +119,27 @@ def marked(name, variant):
     "name, variant", [marked(name, variant) for variant in VARIANTS for name in LAYOUTS]
 )
 def test_initial_weights_are_those_of_one_process_to_the_last_bit(initial, name, variant):
-    ((expected, _),) = initial["single", variant]
+    ((expected, _, _),) = initial["single", variant]
     ranks = initial[name, variant]
-    found = whole([pieces for pieces, _ in ranks])
+    found = whole([pieces for pieces, _, _ in ranks])
     assert found.keys() == expected.keys()
     for key, (values, _, _) in expected.items():
         assert values.ndim == 1 or values.std() > 0
         np.testing.assert_array_equal(found[key], values, err_msg=key)
-        for _, modules in ranks:  # what this rank leaves another one to write
+        for _, modules, _ in ranks:  # what this rank leaves another one to write
             if key in modules and modules[key].shape == values.shape:
                 np.testing.assert_array_equal(modules[key], values, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "name, variant", [marked(name, variant) for variant in VARIANTS for name in LAYOUTS]
+)
+def test_ranks_exchange_gradients_only_where_the_accounting_of_seconds_plans_it(
+    initial, name, variant
+):
+    planned = plan_phases(run_of(LAYOUTS[name], **VARIANTS[variant]))
+    exchanges = any(waits for _, _, waits in initial[name, variant])
+    assert planned["exposed_communication_s"] >= exchanges
 
 
 def test_no_rank_has_memory_for_more_than_its_part():

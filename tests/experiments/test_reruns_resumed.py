@@ -53,11 +53,10 @@ def planned(project, target="tables"):
 
 
 def test_the_rest_has_the_samples_and_the_losses_of_the_run_that_was_not_interrupted(left, runs):
-    (pair,) = (
-        query("order", left.root / "results/tables/left")
-        .query("kind != 'world sizes'")
-        .itertuples()
-    )
+    tables = left.root / "results/tables/left"
+    pairs = query("order", tables).query("kind != 'world sizes'")
+    assert len(pairs) == 1, query("inventory", tables)[["run_id", "validity", "reasons"]].to_csv()
+    (pair,) = pairs.itertuples()
     assert (pair.kind, pair.reference, pair.compared) == (
         "resumed and uninterrupted",
         runs[0].run_id,

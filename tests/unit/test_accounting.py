@@ -16,6 +16,7 @@ from tokenscale.analysis.run_record import read_run_record
 from tokenscale.referee import accounting, validity
 from tokenscale.referee.accounting import (
     EXACT_S,
+    FEWEST_STEPS,
     LEFT_AT_ENDS,
     LEFT_BETWEEN,
     LEFT_IN_A_STEP,
@@ -30,7 +31,7 @@ from tokenscale.referee.clocks import CLOCK_S
 from tokenscale.referee.expectations import NotCheckedError
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import CheckpointSettings, ValidationSettings
+from tokenscale.settings.run import BudgetSettings, CheckpointSettings, ValidationSettings
 
 STEPS = 24
 #: step of the validation between two steps, and its seconds
@@ -286,6 +287,17 @@ def test_processes_beside_a_run_are_allowed_a_share_of_its_steps(
         # of a third of the steps one alone may be too much
         found = [text for text in found if "s of step " not in text]
         assert bool(found) == (name == "above"), (limit, found)
+
+
+@pytest.mark.parametrize("steps", range(1, 2 * FEWEST_STEPS))
+def test_a_few_steps_may_all_have_waited_for_a_core(steps, tmp_path):
+    """The first step is not judged. What is counted twice no wait explains."""
+    few = {"budget": BudgetSettings(steps=1 + steps), "validation": ValidationSettings(rows=0)}
+    for sign in (1, -1):
+        log = make_log(tmp_path / str(sign), **few)
+        leave_each(log, sign * 2 * LEFT_IN_STEPS.beside(STEP_S))
+        found = [text for text in list_sentences(log) if "of a step of" in text]
+        assert bool(found) == (sign < 0 or steps >= FEWEST_STEPS), found
 
 
 def add(event: str, step: int | None, **fields) -> Callable[[plants.Log], None]:
