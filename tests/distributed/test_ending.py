@@ -1,12 +1,19 @@
 """How ranks end together when one of them fails."""
 
+import dataclasses
+import datetime
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from tests.distributed import ranks
 from tokenscale.runs.launch.ranks import run_ranks
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.train.parallel.sharding import Mesh
 
 pytestmark = pytest.mark.distributed
 RANK = """
@@ -55,3 +62,23 @@ def test_the_rank_that_failed_is_heard_and_its_echoes_are_not(capfd):
     assert "what really happened" in said and "rank 1 failed first (exit code 1)" in said
     assert "onnection" not in said and said.count("Traceback") == 1, said
     assert time.monotonic() - began < 60, "nobody waits for a timeout"
+
+
+def wait_alone(world):
+    """What rank 0 hears in each group of a mesh, whose other rank does not come."""
+    world = dataclasses.replace(world, timeout=datetime.timedelta(seconds=2))
+    mesh = Mesh(LayoutSettings(tensor=2), world)
+    groups = [mesh.group("tensor"), mesh.group_by(lambda place: place.data)]
+    heard = []
+    for group in groups:
+        if world.rank == 0:
+            with pytest.raises(RuntimeError) as error:
+                dist.all_reduce(torch.ones(1), group=group)
+            heard.append(str(error.value))
+        dist.barrier()
+    return heard
+
+
+def test_every_group_of_a_mesh_waits_as_long_as_its_world_says():
+    heard, _ = ranks.run_ranks(wait_alone, 2)
+    assert len(heard) == 2 and all("2000ms" in text for text in heard), heard

@@ -51,7 +51,7 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
     links = """ --least-links '{"node":60.0,"network":15.0}'""" if name == "alps" else ""
     asked = (
-        f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes "
+        f"--settings '{{}}' --directory d --attempt 0 --hang-s 600 --srun --nodes "
         f"{shape.nodes}{network}{links}"
     )
     assert (

@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.arm is not None:
         from tokenscale.arms.train import train as train_arm
         from tokenscale.settings.run import RunSettings
+        from tokenscale.train.watchdog import FIRST_TIMES
 
         ranks = {
             "rank": int(os.environ.get("RANK", 0)),
@@ -83,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.arm,
             arguments.directory,
             **more,
-            hang_s=arguments.hang_s,
+            # nobody knows where its start ends
+            hang_s=arguments.hang_s * FIRST_TIMES,
         )
         return 0
 
@@ -119,6 +121,7 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:
             settings.device,
             nodes=arguments.nodes,
             network=arguments.network,
+            hang_s=arguments.hang_s,
         )
     except PortTaken as error:
         print(error.render(), file=sys.stderr)

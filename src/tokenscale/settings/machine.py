@@ -70,8 +70,9 @@ class Machine:
         ge=0,
     )
     hang_s: int = option(
-        1800,
-        description="seconds without a step after which a rank dumps its stack and ends; 0: never",
+        600,
+        description="seconds without a step after which a rank dumps its stack and ends, three times as "
+        "many until the first step has ended; 0: never",
         ge=0,
     )
     gpu_bind: Literal["task", "node"] = option(

@@ -54,7 +54,8 @@ def train(
     `resume_from` names. Returns the trained model, as its settings build it. A gradient that is not
     finite ends the run: the record is sealed with that outcome, and the batch is named. Raises
     Interrupted where a signal ended it (`watchdog.py`), with a resume state on disk and the record
-    not sealed. `hang_s` seconds without a step end the process (`watchdog.py`).
+    not sealed. `hang_s` seconds without a step end the process, thrice as many at the start
+    (`watchdog.py`).
     """
     return Training(
         run=run,
@@ -260,7 +261,7 @@ class Training:
         run = self.settings
         step = self.done
         clock = self.clock
-        self.watch.beat()
+        self.watch.beat(is_start=not self.log.last)
         self.trace.before(step)
         # memory is measured in the first step of an attempt
         probe = (

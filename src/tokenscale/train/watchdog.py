@@ -16,13 +16,15 @@ from tokenscale.base.files import REPLACE, open_file
 
 #: seconds between writing the stacks and exiting, in which the other ranks write theirs
 LAST_S = 2.0
+#: times as long that a rank may take until its first step has ended: kernels are compiled
+FIRST_TIMES = 3
 #: exit code of a rank that made no progress
 CODE = 70
 
 
 class Watchdog:
-    """Write all threads' stacks to `file` and exit, `limit_s` seconds after the last `beat()`. 0:
-    never.
+    """Write all threads' stacks to `file` and exit, `limit_s` seconds after the last `beat()`, or
+    `FIRST_TIMES` as many after one of the start. 0: never.
 
     The stacks are written by a thread that needs no Python, so that code that never releases the
     interpreter is found.
@@ -32,24 +34,25 @@ class Watchdog:
         self.limit_s = limit_s
         self.path = file
         self._until = float("inf")
-        self._armed = -float("inf")
+        self._dump_at = -float("inf")
         if limit_s:
             file.parent.mkdir(parents=True, exist_ok=True)
             # kept open: it must be writable when nothing else works
             descriptor = open_file(file, flags=REPLACE, follow=False)
             self._file = open(descriptor, "w", encoding="utf-8")  # noqa: SIM115
-            self.beat()
+            self.beat(is_start=True)
             threading.Thread(target=self._end, name="watchdog", daemon=True).start()
 
-    def beat(self) -> None:
+    def beat(self, is_start: bool = False) -> None:
         """Report progress; called once a step."""
         if self.limit_s:
-            now = time.monotonic()
-            self._until = now + self.limit_s + LAST_S
+            self._patience_s = self.limit_s * (FIRST_TIMES if is_start else 1)
+            dump_at = time.monotonic() + self._patience_s
+            self._until = dump_at + LAST_S
             # each time starts a thread, a tenth of a millisecond
-            if now - self._armed > min(1.0, self.limit_s / 4):
-                self._armed = now
-                faulthandler.dump_traceback_later(self.limit_s, file=self._file)
+            if not 0 <= dump_at - self._dump_at <= min(1.0, self.limit_s / 4):
+                self._dump_at = dump_at
+                faulthandler.dump_traceback_later(self._patience_s, file=self._file)
 
     def close(self) -> None:
         """Stop watching. Remove an empty file."""
@@ -66,7 +69,7 @@ class Watchdog:
             left = self._until - time.monotonic()
             if left <= 0:
                 print(
-                    f"tokenscale: no step for {self.limit_s:g} s; stacks: {self.path}",
+                    f"tokenscale: no step for {self._patience_s:g} s; stacks: {self.path}",
                     file=sys.stderr,
                 )
                 sys.stderr.flush()

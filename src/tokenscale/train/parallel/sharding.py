@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tokenscale.settings.layout import DEGREES, LayoutSettings, MeshCoordinate
 from tokenscale.train.collectives import local
@@ -41,6 +42,9 @@ class Mesh:
         if world.size > 1:
             degrees = tuple(self.size(axis) for axis in self._axes)
             self._devices = init_device_mesh(world.device.type, degrees, mesh_dim_names=self._axes)
+            if world.timeout is not None:
+                for group in self._devices.get_all_groups():
+                    _set_pg_timeout(world.timeout, group)
         #: the ranks that hold one copy of the model between them; None where each holds it all
         self.copy: dist.ProcessGroup | None = None
         if layout.world_size > layout.data:
@@ -79,7 +83,10 @@ class Mesh:
         # Every rank makes every group. Among its members alone (`use_local_synchronization`) torch
         # names a group by how many each of them has, and ranks that have made unequal numbers of
         # groups wait for each other for ever.
-        groups = {value: dist.new_group(ranks) for value, ranks in found.items()}
+        groups = {
+            value: dist.new_group(ranks, timeout=self.world.timeout)
+            for value, ranks in found.items()
+        }
         return groups.get(key(self.place))
 
 

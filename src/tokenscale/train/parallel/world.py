@@ -22,6 +22,10 @@ from torch.distributed import Store
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
+from tokenscale.train.watchdog import FIRST_TIMES, LAST_S
+
+#: seconds that a collective waits longer than the watchdog, which says where each rank stands
+AFTER_WATCHDOG_S = 10 * LAST_S
 
 #: the line of NCCL's log that names the network between nodes; the second form since 2.27
 NETWORK = re.compile(
@@ -151,6 +155,7 @@ class World:
     nodes: tuple[str, ...] = ()  # their names, in the order of ranks
     network: str | None = None  # the network between nodes, as NCCL names it
     links: dict[str, float] | None = None  # measured GB/s by kind of link (`preflight`)
+    timeout: datetime.timedelta | None = None  # of its collectives; None: the library's
 
     def sum(self, *values: float, integer: bool = False) -> list:
         """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""
@@ -182,11 +187,13 @@ def join(
     *,
     nodes: int | None = None,
     network: str | None = None,
+    hang_s: float = 0,
 ) -> World:
     """Join the run's process group, from the environment that torchrun or our own launcher sets.
 
     `expected_size` None: any number. `device` is the run's: "auto" takes one GPU per rank where
-    there are GPUs, "cpu" never takes one. Raises UserError where the processes are not those of the
+    there are GPUs, "cpu" never takes one. Collectives wait longer than the watchdog of `hang_s`
+    seconds (0: none), which says where ranks stand. Raises UserError where the processes are not those of the
     run: N single-rank runs in place of one N-rank run would give plausible, wrong figures, and so
     would two ranks on one GPU, another number of `nodes`, or another `network` between them. Raises
     PortTaken where another process has the port.
@@ -227,10 +234,19 @@ def join(
         )
     check(devices_of_ranks, nodes)
     found = None
+    patience = hang_s * FIRST_TIMES + AFTER_WATCHDOG_S
+    timeout = datetime.timedelta(seconds=patience) if hang_s else None
     if size > 1:
         group = dist.PrefixStore("group", store)
         backend, bound = ("nccl", mine) if cuda else ("gloo", None)
-        dist.init_process_group(backend, store=group, rank=rank, world_size=size, device_id=bound)
+        dist.init_process_group(
+            backend,
+            timeout=timeout,
+            store=group,
+            rank=rank,
+            world_size=size,
+            device_id=bound,
+        )
         found = reported_network() if cuda else None
         if network is not None and cuda and (nodes or 1) > 1:
             check_network(network, found)
@@ -241,6 +257,7 @@ def join(
         device=mine,
         nodes=tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)),
         network=found,
+        timeout=timeout,
     )
 
 
