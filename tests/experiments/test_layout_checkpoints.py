@@ -48,9 +48,11 @@ def write_seed(world, run, parent):
 
 
 def read_seeds(world, run, folders):
-    """What this rank holds after loading each; and with ZeRO-1, all weights."""
+    """What this rank holds after loading each that `folders` has for its layout; and with ZeRO-1, all
+    weights.
+    """
     found = {}
-    for folder in folders:
+    for folder in folders[run.layout]:
         trainer = trainer_of(replace(run, seed=5), world)
         trainer.load(Checkpoint(folder))
         weights = trainer.model.named_parameters() if run.layout.sharding == "zero1" else ()
@@ -61,7 +63,14 @@ def read_seeds(world, run, folders):
     return found
 
 
-def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_path):
+@pytest.mark.parametrize(
+    "shifts",
+    [
+        pytest.param((0, 2, 5), id="each writer and each reader, in three pairs or more"),
+        pytest.param(range(7), id="every pair", marks=pytest.mark.long),
+    ],
+)
+def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(shifts, tmp_path):
     layouts = {"single": ONE, **LAYOUTS}
     writers = ("single", "zero1@3", "zero3@2", HYBRID, "tp@4", "1f1b@2", "tp-zero1@2x2")
     written = on_ranks(
@@ -72,8 +81,13 @@ def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_pat
     names = ("single", "ddp@2", "zero1@2", "zero2@4", "zero3@3", HYBRID, "tp@2")
     names += ("gpipe@4", "interleaved@2", "1f1b-tp@2x2")
     readers = {name: run_of(layouts[name]) for name in names}
-    for reader, ranks in on_ranks(each, readers, read_seeds, folders).items():
-        for writer, expected in written.items():
+    read = {
+        run.layout: [folders[(number + shift) % len(folders)] for shift in shifts]
+        for number, run in enumerate(readers.values())
+    }
+    for reader, ranks in on_ranks(each, readers, read_seeds, read).items():
+        for writer in ranks[0]:
+            expected = written[writer]
             together = whole([found[writer][0] for found in ranks])
             assert together.keys() == expected.keys() and any(
                 "exp_avg_sq" in name for name in expected
