@@ -73,7 +73,7 @@ def alone(lab, tmp_path_factory):
 def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, alone, tmp_path, approach):
     """fp32; sums run in another order, and Adam magnifies rounding: 1e-5 nats after eight steps."""
     losses, digests, validation = alone(approach)
-    assert len(validation) == 3 and validation[-1] < validation[0] - 0.3, "the model learns"
+    assert len(validation) == 3 and validation[-1] < validation[0] - 0.2, "the model learns"
     # tests of batches go to 16
     for world_size in (2, 4) if approach in ("packed", "padding-free") else (2,):
         others = trained(lab, tmp_path / str(world_size), run_of(approach, world_size))

@@ -273,7 +273,7 @@ GUARDS = {
     ),
     "a rank that stands still is named": Guard(
         "train/watchdog.py",
-        "                faulthandler.dump_traceback_later(self.limit_s, file=self._file)",
+        "                faulthandler.dump_traceback_later(self._patience_s, file=self._file)",
         "                pass",
         "tests/faults/test_hung.py::test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting",
     ),

@@ -46,7 +46,7 @@ EXPERIMENT = {
     "factors": {"layout.data": [1, 2]},
     "figures": ["loss_over_time"],
 }
-BEAT = "        self.watch.beat()\n        self.trace.before(step)\n"
+BEAT = "        self.watch.beat(is_start=not self.log.last)\n        self.trace.before(step)\n"
 HOLD = """        while step == 9 and Path('hold').exists() and self.signals.stop_requested is None:
             time.sleep(0.02)
 """
