@@ -117,10 +117,11 @@ CASES = (
 
 
 #: (kind, what is summed over ranks) → largest differences from one process that were measured over
-#: all layouts and eight draws of initial weights, on a CPU with AVX-512: losses, norms (relative), weights, and the mean difference of
-#: weights as a multiple of what the number format itself changes. Adam's first update is 1e-3, and
-#: goes the other way where rounding turns the sign of a gradient near zero. Products are summed
-#: over a tensor degree; gradients once a step, or shards of them in every micro-step.
+#: all layouts and eight draws of initial weights, on a CPU with AVX-512: losses, norms (relative),
+#: weights, and the mean difference of weights as a multiple of what the number format itself
+#: changes. Adam's first update is 1e-3, and goes the other way where rounding turns the sign of a
+#: gradient near zero. Products are summed over a tensor degree; gradients once a step, or shards of
+#: them in every micro-step.
 MEASURED = {
     ("bf16", "gradients"): (4.8e-7, 3.8e-6, 3.1e-5, 7.4e-3),
     ("bf16", "shards"): (4.8e-7, 3.8e-6, 3.1e-5, 7.4e-3),
