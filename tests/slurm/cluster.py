@@ -312,6 +312,7 @@ class Cluster:
         """
         said = self.run(
             "sacct",
+            "--starttime=now-1days",  # else those since midnight
             "--allocations",
             "--duplicates",
             "--noheader",
