@@ -19,7 +19,8 @@ pytestmark = pytest.mark.distributed
 RANK = """
 import torch, torch.distributed as dist
 from tokenscale.train.parallel.world import wait_for_root_cause, join
-world = join(3)
+world = join(3, hang_s=7)
+assert world.timeout.total_seconds() == 3 * 7 + 20  # behind the watchdog
 with wait_for_root_cause(world):
     dist.all_reduce(torch.ones(1))
     if world.rank == 1:

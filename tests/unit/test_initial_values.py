@@ -1,6 +1,7 @@
 """Initial values: normal, independent, and the same in any part that is made alone."""
 
 import hashlib
+import tracemalloc
 from statistics import NormalDist
 
 import numpy as np
@@ -121,3 +122,15 @@ def test_values_are_independent():
                 y = y[kept]
             correlation = torch.corrcoef(torch.stack((x, y)))[0, 1].item()
             assert abs(correlation) < FIVE_SIGMA / len(x) ** 0.5, name
+
+
+def test_numbers_are_drawn_in_parts(monkeypatch):
+    """As many as a thread draws at once, in fp32, and a row in fp64; torch's memory is not traced."""
+    monkeypatch.setattr(initial_values, "CHUNK", 1 << 14)
+    into = torch.empty(1 << 14, 64)
+    tracemalloc.start()
+    fill_normal(into, 0, "weight", 1.0, (0, 0), into.shape)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    parts = torch.get_num_threads() * (4 * initial_values.CHUNK + 8 * 64)
+    assert peak < 2 * parts + 200_000 < into.nbytes / 4

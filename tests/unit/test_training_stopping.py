@@ -13,7 +13,7 @@ from tests.corpora import small_run, words_lab
 from tests.logs import read_steps, series
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings
-from tokenscale.train import loop
+from tokenscale.train import loop, watchdog
 from tokenscale.train.parallel.world import World
 from tokenscale.train.watchdog import Interrupted, Signals
 
@@ -96,3 +96,16 @@ def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_i
         next((tmp_path / "run/checkpoints").glob("step=*/checkpoint.json")).read_text()
     )["budget"]
     assert 0 < state["clock"] < state["seconds"] and budget._done == state["clock"]
+
+
+def test_the_start_may_take_three_times_as_long_as_a_step(tmp_path, monkeypatch):
+    armed = []
+    monkeypatch.setattr(
+        watchdog.faulthandler, "dump_traceback_later", lambda seconds, file: armed.append(seconds)
+    )
+    watch = watchdog.Watchdog(tmp_path / "stacks.txt", limit_s=100)
+    watch.beat(is_start=True)  # at once after the first: it is armed already
+    watch.beat()
+    watch.beat()
+    watch.close()
+    assert armed == [300, 100]

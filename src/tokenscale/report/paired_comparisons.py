@@ -44,7 +44,7 @@ UNEQUAL_UPDATES = ", unequal updates"
 BY_MARGIN = " by less than the margin"
 RATE = "useful_tokens_per_s"
 LOSS = "validation_loss"
-#: the loss that is compared where runs have no held-out text, such as logs of other trainers
+#: the training loss, compared where the logs hold no validation, as those of other trainers
 TRAINING_LOSS = "training_loss"
 RATE_MARGIN = f"1 ± {statistics.MARGIN:g}"
 #: quantity → the same in the words of a report

@@ -44,7 +44,7 @@ def fill_normal(
         for row, drawn in enumerate(values, start=offsets[0] + begin):
             stream = np.random.Philox(key=key, counter=row << ROW_BITS)
             normal = np.random.Generator(stream).standard_normal(whole[1])
-            drawn[:] = normal[taken] * deviation
+            np.multiply(normal[taken], deviation, out=drawn, casting="same_kind")
         part.copy_(torch.from_numpy(values))
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
