@@ -1,14 +1,19 @@
 """What is done with private parts of Snakemake: signals, jobs and their records."""
 
+import io
 import json
 import logging
 import subprocess
 import sys
+import time
+from logging.handlers import QueueHandler, QueueListener
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
 
 from tests import served
+from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake import internals
 from tokenscale.cli.snakemake.jobs import Job, list_planned_jobs, read_failed_jobs
 
@@ -47,6 +52,37 @@ def test_a_signal_that_comes_while_jobs_are_selected_does_not_hang_the_call():
         assert ended.wait(30)
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class SlowHandler(logging.Handler):
+    """Write a line and, later, its end, as Snakemake's handler may."""
+
+    def emit(self, record):
+        sys.stderr.write(record.getMessage())
+        time.sleep(0.05)
+        sys.stderr.write("\n")
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["logged by a thread", "its thread has ended"])
+def test_an_error_stands_on_lines_of_its_own_and_never_hangs(alive, monkeypatch):
+    from snakemake.logging import logger
+
+    queue = Queue()
+    handler = QueueHandler(queue)
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setattr(internals, "LONGEST_LOG_WAIT_S", 10 if alive else 0.1)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    listener = QueueListener(queue, SlowHandler())
+    if alive:
+        listener.start()
+    logger.info("Building DAG of jobs...")
+    with pytest.raises(SystemExit), internals.exit_on_error():
+        raise UserError("no experiment has this run.")
+    if alive:
+        listener.stop()
+        assert sys.stderr.getvalue().splitlines()[0] == "Building DAG of jobs..."
+    assert "\ntokenscale: no experiment" in "\n" + sys.stderr.getvalue()
 
 
 def test_jobs_to_submit_leave_out_local_rules_and_targets():

@@ -4,7 +4,6 @@ import gc
 import math
 import os
 import re
-import sys
 from functools import cache, partial
 
 from tokenscale.arms.environments import list_arms, list_files as list_arm_files
@@ -82,16 +81,12 @@ with internals.exit_on_error():
     if calls_jobs:
         targets.write_index(needed=settings.machine.starter == "srun")
     if calls_jobs and REPORT_ONLY and settings.settings.bucket is not None:
-        print(f"tokenscale: {cloud.pull(settings, targets.chosen)}", file=sys.stderr)
+        internals.print_after_log(f"tokenscale: {cloud.pull(settings, targets.chosen)}")
 if IS_MAIN_PROCESS and settings.broken_experiments:
     what = "experiments are left out: their files do not match the settings."
     names = ", ".join(settings.broken_experiments)
-    print(
-        UserError(
-            what, experiments=names, next="tokenscale plan NAME shows why"
-        ).render(),
-        file=sys.stderr,
-    )
+    note = UserError(what, experiments=names, next="tokenscale plan NAME shows why")
+    internals.print_after_log(note.render())
 
 # Timed rules hold `machine`, of which profiles/default has one: on this machine two of them never run at a time.
 TIMING_LOCK = 0 if settings.machine.starter == "srun" else 1
@@ -212,6 +207,5 @@ def storage_benchmark(w):
 
 def files_of_experiment(w, name):
     if IS_MAIN_PROCESS and name == ALL and settings.left_out_note:
-        # in one piece: Snakemake's log is written by another thread
-        sys.stderr.write(f"tokenscale: {settings.left_out_note}\n")
+        internals.print_after_log(f"tokenscale: {settings.left_out_note}")
     return targets.experiment_files(name)

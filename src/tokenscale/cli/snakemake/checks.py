@@ -49,7 +49,7 @@ class CallChecks:
             else self._describe_reports()
         )
         for line in lines:
-            print(line, file=sys.stderr, flush=True)
+            internals.print_after_log(line)
 
     def _find_errors(self, jobs: list["Job"]) -> Iterator[UserError]:
         """Yield why jobs must not be submitted: options, accounts, the image, the budget."""

@@ -12,10 +12,12 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
+from logging.handlers import QueueHandler
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TextIO
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from snakemake.workflow import Workflow
     from snakemake_interface_logger_plugins.settings import OutputSettingsLoggerInterface
 
+#: how long a text waits for what was logged before it: the log's thread may have ended
+LONGEST_LOG_WAIT_S = 1.0
 #: the oldest release that works, and the newest that was tested
 OLDEST = "9.20"
 TESTED = "9.27"
@@ -43,6 +47,7 @@ NAMES = (
     "snakemake.logging:ColorizingTextHandler",
     "snakemake.logging:DefaultFilter",
     "snakemake.logging:DefaultFormatter",
+    "snakemake.logging:logger",
     "snakemake.rules:Rule.has_wildcards",
     "snakemake.rules:Rule.is_producer",
     "snakemake.settings.enums:Quietness.ALL",
@@ -307,8 +312,22 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(error.render(), file=sys.stderr, flush=True)
+        print_after_log(error.render())
         sys.exit(2)
+
+
+def print_after_log(text: str) -> None:
+    """Print a text to stderr after what Snakemake has logged. A thread of its own writes a line and
+    its end in two calls, and a text between them would not stand on lines of its own.
+    """
+    from snakemake.logging import logger
+
+    limit = time.monotonic() + LONGEST_LOG_WAIT_S
+    for handler in logger.handlers:
+        if isinstance(handler, QueueHandler):
+            while handler.queue.unfinished_tasks and time.monotonic() < limit:
+                time.sleep(0.01)
+    print(text, file=sys.stderr, flush=True)
 
 
 class ExitOnError:
