@@ -19,6 +19,7 @@ from functools import cache
 from importlib.metadata import version
 from logging.handlers import QueueHandler
 from pathlib import Path
+from queue import Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -324,7 +325,7 @@ def print_after_log(text: str) -> None:
 
     limit = time.monotonic() + LONGEST_LOG_WAIT_S
     for handler in logger.handlers:
-        if isinstance(handler, QueueHandler):
+        if isinstance(handler, QueueHandler) and isinstance(handler.queue, Queue):
             while handler.queue.unfinished_tasks and time.monotonic() < limit:
                 time.sleep(0.01)
     print(text, file=sys.stderr, flush=True)
