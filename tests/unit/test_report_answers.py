@@ -212,6 +212,57 @@ def test_one_slow_run_lets_no_slower_approach_into_the_choice(rates, third, outl
         assert f"{kind} of {len(rates)} pairs" in answer["spread"]
 
 
+@given(
+    made=st.dictionaries(
+        st.sampled_from(["padding-free", "token-list", "packed", "length-bucketed"]),
+        st.tuples(st.floats(1e3, 1e5), st.sampled_from([4.0, 4.001, 4.5, 6.0])),
+        min_size=2,
+    ),
+    repeats=st.integers(1, 7),
+    noise=st.sampled_from([0.0, 0.01, 1.0]),
+    unknown=st.booleans(),
+)
+def test_what_to_use_is_no_faster_approach_that_pairs_show_to_end_at_a_higher_loss(
+    made, repeats, noise, unknown
+):
+    """Losses fall as a line, so that interpolation is exact where all take as long; `noise` gives
+    the lower loss to another approach in every second repeat.
+    """
+    rates = pd.DataFrame(
+        {"series": name, "approach": name, "world_size": 1, "repeat": repeat, answers.RATE: rate}
+        for name, (rate, _) in made.items()
+        for repeat in range(repeats)
+    )
+    order = {name: index % 2 for index, name in enumerate(made)}
+    losses = pd.DataFrame(
+        {"run_id": f"{name}-{repeat}", "series": name, "repeat": repeat, "step": step}
+        | {"world_size": 1, "training_s": float(step), "last": step == 8}
+        | {"loss": end + (8 - step) + noise * (repeat % 2 == order[name])}
+        for name, (_, end) in made.items()
+        for repeat in range(repeats)
+        for step in (0, 8)
+    )
+    if unknown:
+        losses = losses[losses["series"] != next(iter(made))]
+    (answer,) = answers.answer_choice(rates, text(dict.fromkeys(made, 0.0)), losses, "nats")
+    used = re.split(", | or ", re.search("^Use ([^:]*):", answer["text"])[1])
+    (plain,) = answers.answer_choice(rates, text(dict.fromkeys(made, 0.0)))
+    if unknown or repeats == 1:
+        assert answer == plain, "nothing is known of losses, or of their spread"
+        return
+    ends = losses[losses["step"] == 8].pivot(index="repeat", columns="series", values="loss")
+    lowest = ends.median().idxmin()
+    if repeats < 6:
+        worse = {name for name in made if (ends[name] - ends[lowest]).min() > 1}
+        assert not worse & set(used)
+    if len({end for _, end in made.values()}) == 1 and not noise:
+        assert answer == plain, "losses are equal"
+    left = {name: rate for name, (rate, _) in made.items() if name in used}
+    for name, (rate, _) in made.items():
+        if rate > max(left.values()):
+            assert f"{name} trains on" in answer["text"] and "but ends at" in answer["text"]
+
+
 def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_count_of_an_epoch():
     rows = pd.concat([text({"padded": 0.5}, counted_by_run=True), text({"packed": 0.0})])
     for counted, word in ((rows, "by the runs"), (rows.assign(counted_by_run=False), "epoch")):

@@ -8,7 +8,7 @@ world size nothing of scaling.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -102,7 +102,11 @@ def find_answers(
         for part, names in FIGURES.items()
     }
     throughput = rows("throughput")
-    found = answer_choice(throughput[~throughput["run_id"].isin(refused)], dropped)
+    found = answer_choice(
+        throughput[~throughput["run_id"].isin(refused)],
+        dropped,
+        *share_unit(_fewest_ranks(validation), inventory),
+    )
     found += answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
     found += answer_loss(
@@ -151,11 +155,17 @@ def describe_dropped(shares: Mapping[str, float]) -> str:
     return ", ".join(texts) or "not known"
 
 
-def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answer]:
-    """Return which approaches to use: of those that keep the text, the fastest in the median of all
-    repeats, and approaches that pairs of repeats do not show to be slower by more than
+def answer_choice(
+    throughput: pd.DataFrame,
+    dropped: pd.DataFrame,
+    validation: pd.DataFrame | None = None,
+    unit: str = NATS,
+) -> list[Answer]:
+    """Return which approaches to use: of those that keep the text, and whose loss after equal
+    seconds pairs of repeats do not show to be higher than the lowest, the fastest in the median of
+    all repeats, and approaches that pairs do not show to be slower by more than
     `statistics.MARGIN`. Nothing where more than the approach differs, or all drop text. From rows
-    of `throughput.sql` and `dropped_text.sql`.
+    of `throughput.sql`, `dropped_text.sql` and `validation.sql`, whose losses are in `unit`.
 
     A pair's ratio is unharmed by what slows a whole repeat, and an outlier touches the comparison
     of its own approach only, unless the fastest has it. The interval is that of every other
@@ -166,6 +176,10 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
     kept = rows[rows["series"].map(lambda name: _most(shares.get(name, {})) < MATERIAL)]
     if (rows["series"] != rows["approach"]).any() or rows["series"].nunique() < 2 or kept.empty:
         return []
+    losses = _losses_after_equal_seconds(validation, of=set(kept["series"]))
+    worse = _find_higher(losses) if losses else []
+    rates = kept.groupby("series")[RATE].median()
+    kept = kept[~kept["series"].isin(worse)]
     medians = kept.groupby("series")[RATE].median()
     fastest = str(medians.idxmax())
     ratios = compare_rates(kept, fastest)
@@ -180,9 +194,18 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
     subject = "each" if len(used) > 1 else "it"
     text = f"Use {captions.listing(used, 'or')}: {subject} {keeps} and trains on {fast} useful "
     text += "tokens a second"
-    others = rows[~rows["series"].isin(used)].groupby("series")[RATE].median()
+    others = rows[~rows["series"].isin([*used, *worse])].groupby("series")[RATE].median()
+    notes = []
     if len(others):
-        text += f" (the fastest other, {others.idxmax()}, on {number(others.max())})"
+        notes.append(f"the fastest other, {others.idxmax()}, on {number(others.max())}")
+    notes += [
+        f"{name} trains on {number(rates[name])}, but ends at {number(losses.medians[name])} {unit} "
+        f"after {number(losses.spent, digits=3)} s of training steps, not "
+        f"{number(losses.medians[fastest])}"
+        for name in worse
+        if losses and rates[name] >= slowest
+    ]
+    text += f" ({'; '.join(notes)})" if notes else ""
     if len(used) > 1:
         text += "".join(f"; if {NEEDS[name]}, {name}" for name in used if name in NEEDS)
     near = [name for name in used if name != fastest]
@@ -199,6 +222,32 @@ def answer_choice(throughput: pd.DataFrame, dropped: pd.DataFrame) -> list[Answe
             "verdict": MEASURED,
         }
     ]
+
+
+def _losses_after_equal_seconds(validation: pd.DataFrame | None, of: Set[str]) -> "LossesAt | None":
+    """Return the losses of some series after equal seconds of training steps; None where one is not
+    known or not finite.
+    """
+    if validation is None:
+        return None
+    known = validation[validation["series"].isin(of)].dropna(subset=["training_s"])
+    if set(known["series"]) != of or not np.isfinite(known["loss"]).all():
+        return None
+    return interpolate_losses(known, "training_s")
+
+
+def _find_higher(losses: "LossesAt") -> list[str]:
+    """Return the series whose losses pairs of repeats show to be higher than those of the series
+    with the lowest median, by more than interpolation is off by.
+    """
+    lowest = min(losses.medians, key=losses.medians.__getitem__)
+    base = losses.by_repeat(lowest)
+    found = []
+    for name in losses.medians:
+        pairs = compare_pairs(losses.by_repeat(name), base, ratios=False)
+        if pairs.effect.n > 1 and pairs.effect.low > losses.error:
+            found.append(name)
+    return found
 
 
 def compare_rates(rows: pd.DataFrame, fastest: str) -> dict[str, Summary]:
@@ -380,17 +429,23 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
 @dataclass(frozen=True)
 class LossesAt:
     """Validation losses of runs where all of them have spent as much: `spent` of a column such as
-    seconds. `losses` and `steps` are series → one value a run; `error` bounds the interpolation.
+    seconds. `losses`, `steps` and `repeats` are series → one value a run; `error` bounds the
+    interpolation.
     """
 
     spent: float
     losses: Mapping[str, list[float]]
     steps: Mapping[str, list[float]]
+    repeats: Mapping[str, list[int]]
     error: float
 
     @property
     def medians(self) -> dict[str, float]:
         return {name: float(np.median(values)) for name, values in self.losses.items()}
+
+    def by_repeat(self, name: str) -> dict[int, float]:
+        """Repeat → the loss of a series' run."""
+        return dict(zip(self.repeats[name], self.losses[name], strict=True))
 
     def step(self, name: str) -> int:
         """The median step of a series' runs."""
@@ -407,14 +462,16 @@ def interpolate_losses(validation: pd.DataFrame, column: str) -> LossesAt:
     spent = float(validation.loc[validation["last"].astype(bool), column].min())
     losses: dict[str, list[float]] = {name: [] for name in order_series(validation["series"])}
     steps: dict[str, list[float]] = {name: [] for name in losses}
+    repeats: dict[str, list[int]] = {name: [] for name in losses}
     error = 0.0
     for (name, _), run in validation.sort_values("step").groupby(["series", "run_id"]):
+        repeats[name].append(int(run["repeat"].iloc[0]))
         seen = run[column].to_numpy(float)
         loss = run["loss"].to_numpy(float)
         losses[name].append(float(np.interp(spent, seen, loss)))
         steps[name].append(float(np.interp(spent, seen, run["step"])))
         error = max(error, losses[name][-1] - float(loss[np.searchsorted(seen, spent)]))
-    return LossesAt(spent=spent, losses=losses, steps=steps, error=error)
+    return LossesAt(spent=spent, losses=losses, steps=steps, repeats=repeats, error=error)
 
 
 def share_unit(validation: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
