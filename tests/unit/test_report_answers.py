@@ -212,6 +212,7 @@ def test_one_slow_run_lets_no_slower_approach_into_the_choice(rates, third, outl
         assert f"{kind} of {len(rates)} pairs" in answer["spread"]
 
 
+@settings(max_examples=30)
 @given(
     made=st.dictionaries(
         st.sampled_from(["padding-free", "token-list", "packed", "length-bucketed"]),

@@ -198,13 +198,9 @@ def answer_choice(
     notes = []
     if len(others):
         notes.append(f"the fastest other, {others.idxmax()}, on {number(others.max())}")
-    notes += [
-        f"{name} trains on {number(rates[name])}, but ends at {number(losses.medians[name])} {unit} "
-        f"after {number(losses.spent, digits=3)} s of training steps, not "
-        f"{number(losses.medians[fastest])}"
-        for name in worse
-        if losses and rates[name] >= slowest
-    ]
+    if losses:
+        faster = {name: rates[name] for name in worse if rates[name] >= slowest}
+        notes += _describe_higher(losses, faster, of=fastest, unit=unit)
     text += f" ({'; '.join(notes)})" if notes else ""
     if len(used) > 1:
         text += "".join(f"; if {NEEDS[name]}, {name}" for name in used if name in NEEDS)
@@ -213,15 +209,10 @@ def answer_choice(
     against = ", ".join(f"{name} {_describe_ratio(ratios[name])}" for name in near)
     if any(ratios[name].n < 2 for name in near):
         against += f"; of one pair, less than {100 * UNREPEATED:.0f} % is no difference"
-    repeated = (kept["series"].value_counts() > 1).any()
-    return [
-        {
-            "part": "choice",
-            "text": text,
-            "spread": f"speed over that of {fastest}: {against}" if repeated else ONE_RUN,
-            "verdict": MEASURED,
-        }
-    ]
+    spread = f"speed over that of {fastest}: {against}" if near else "all others end higher"
+    if not (kept["series"].value_counts() > 1).any():
+        spread = ONE_RUN
+    return [{"part": "choice", "text": text, "spread": spread, "verdict": MEASURED}]
 
 
 def _losses_after_equal_seconds(validation: pd.DataFrame | None, of: Set[str]) -> "LossesAt | None":
@@ -248,6 +239,18 @@ def _find_higher(losses: "LossesAt") -> list[str]:
         if pairs.effect.n > 1 and pairs.effect.low > losses.error:
             found.append(name)
     return found
+
+
+def _describe_higher(
+    losses: "LossesAt", faster: Mapping[str, float], of: str, unit: str
+) -> list[str]:
+    """Return in words why series with such rates are not advised, but `of`."""
+    limit = f"after {number(losses.spent, digits=3)} s of training steps"
+    ends = {name: number(loss, digits=4) for name, loss in losses.medians.items()}
+    return [
+        f"{name} trains on {number(rate)}, but ends at {ends[name]} {unit} {limit}, not {ends[of]}"
+        for name, rate in faster.items()
+    ]
 
 
 def compare_rates(rows: pd.DataFrame, fastest: str) -> dict[str, Summary]:
@@ -443,7 +446,7 @@ class LossesAt:
     def medians(self) -> dict[str, float]:
         return {name: float(np.median(values)) for name, values in self.losses.items()}
 
-    def by_repeat(self, name: str) -> dict[int, float]:
+    def by_repeat(self, name: str) -> dict[object, float]:
         """Repeat → the loss of a series' run."""
         return dict(zip(self.repeats[name], self.losses[name], strict=True))
 
