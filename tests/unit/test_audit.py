@@ -9,11 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.corpora import make_corpus, make_run, make_store, make_tokenizer
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.data.audit import FAILED, HELD, TITLES, UNKNOWN, AuditSettings, audit
+from tokenscale.data.audit import (
+    FAILED,
+    HELD,
+    TITLES,
+    UNKNOWN,
+    AuditSettings,
+    audit,
+    read_samples,
+)
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.settings.run import APPROACHES
@@ -299,7 +308,8 @@ def test_a_loader_without_end_is_read_as_far_as_asked():
     found = audit(endless, AuditSettings(worlds=(1, 2), most_batches=5))
     answers = {verdict.name: (verdict.answer, verdict.reason) for verdict in found.verdicts}
     assert answers["resume"][0] == UNKNOWN
-    assert answers["samples"] == (UNKNOWN, "a pass has more than 5 batches")
+    assert answers["samples"] == (UNKNOWN, "a pass has more than 5 batches, or no end (--batches)")
+    assert answers["ranks"] == (HELD, "none has ended within 5")
     assert answers["batches"][0] == FAILED
 
 
@@ -353,6 +363,12 @@ def wait_forever():
 
 MISTAKES = {
     "it raises": (raise_error, "could not be made", "no CUDA GPUs are available"),
+    "it exits": (lambda: sys.exit("giving up"), "could not be made", "SystemExit: giving up"),
+    "it yields three arrays": (
+        lambda: iter([tuple(np.zeros((3, 2, 4), int))]),
+        "holds no ids",
+        "int64 [3, 2, 4]",
+    ),
     "it raises later": (raise_later, "failed at batch 1", "the bucket is gone"),
     "it never comes": (wait_forever, "failed at batch 0", "no batch in 1 s"),
     "it is a number": (lambda: 3, "cannot be iterated over", "not iterable"),
@@ -374,6 +390,69 @@ def test_a_loader_that_fails_is_one_message(mistake):
         audit(make, AuditSettings(timeout_s=1))
     assert what in error.value.what
     assert fact in error.value.render() and error.value.facts["next"]
+
+
+FORMS = {
+    "lists": lambda rows: [row.tolist() for row in rows],
+    "arrays": list,
+    "one array": lambda rows: rows,
+    "tensors": lambda rows: list(torch.tensor(rows)),
+    "one tensor": torch.tensor,
+    "int32": lambda rows: rows.astype(np.int32),
+    "a generator": iter,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lost", [0, 3])
+def test_samples_are_read_in_each_form_that_batches_have(form, lost):
+    rows = np.arange(12 * LENGTH).reshape(12, LENGTH)
+    samples = read_samples(lambda: FORMS[form](rows))
+    found = audit(lambda: iter([rows[: 12 - lost]]), AuditSettings(), samples)
+    (verdict,) = (verdict for verdict in found.verdicts if verdict.name == "samples")
+    assert verdict.answer == (FAILED if lost else HELD)
+    assert not lost or f"{lost * LENGTH} tokens are lost (25.00%)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: [1, 2, 3], "int64 []"),
+        (lambda: ["a text"], "<U6 []"),
+        (lambda: [[1, 2], [0.5]], "float64 [1]"),
+        (lambda: [np.zeros((2, 3), int)], "int64 [2, 3]"),
+        (list, "nothing"),
+        (lambda: None, "TypeError"),
+        (lambda: raise_error(), "no CUDA GPUs are available"),
+        (lambda: sys.exit("giving up"), "SystemExit: giving up"),
+    ],
+)
+def test_samples_that_are_none_are_one_message(make, found):
+    with pytest.raises(UserError) as error:
+        read_samples(make)
+    assert found in error.value.render() and error.value.facts["next"]
+
+
+def test_rows_with_a_last_label_are_no_samples():
+    rows = np.arange(6 * LENGTH).reshape(6, LENGTH)
+    pairs = (rows[:, :-1], rows[:, 1:])
+    found = audit(lambda: iter([pairs]), AuditSettings(), list(rows))
+    (verdict,) = (verdict for verdict in found.verdicts if verdict.name == "samples")
+    assert verdict.answer == FAILED and "a label alone is no part of a sample" in verdict.reason
+
+
+@pytest.mark.parametrize("state", [{"epoch": 0}, None, 3, "text", np.arange(3)])
+def test_a_state_behind_inputs_and_labels_is_no_part_of_a_batch(state):
+    rows = np.arange(6 * LENGTH).reshape(6, LENGTH)
+    found = audit(lambda: iter([(rows[:, :-1], rows[:, 1:], state)]), AuditSettings())
+    verdicts = {verdict.name: verdict for verdict in found.verdicts}
+    assert verdicts["labels"].answer == HELD
+
+
+def test_a_list_of_rows_is_no_pair():
+    rows = np.arange(3 * LENGTH).reshape(3, LENGTH)
+    found = audit(lambda: iter([list(rows)]), AuditSettings())
+    assert found.facts["positions"] == rows.size and found.facts["labels"] is None
 
 
 def test_a_lost_row_is_counted_as_one():
@@ -464,10 +543,13 @@ def test_the_command_says_each_verdict_and_fails_where_one_that_was_asked_for_do
     call = ["audit", "my_loader:make_loader", "--samples", "my_loader:samples"]
     assert main([*call, "--output", "audit.json"]) == 1
     said = capsys.readouterr().out
-    assert "no           a pass reads every sample once: of 50 samples 16 tokens are lost" in said
+    lost = "a pass reads every sample once: of 50 samples 16 tokens are lost"
+    assert f"no           samples     {lost}" in said
     verdicts = json.loads(Path("audit.json").read_text())["verdicts"]
     assert {v["name"]: v["answer"] for v in verdicts}["batches"] == HELD
     assert main([*call, "--ask", "batches", "epochs"]) == 0
+    answers = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[3:]]
+    assert answers == [["yes", "batches"], ["yes", "epochs"]]
     assert main([*call, "--ask", "resume"]) == 1  # not checked: it has no state
     for wrong in (
         ["audit", "my_loader"],

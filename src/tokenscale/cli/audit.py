@@ -9,13 +9,13 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import write_sealed
-from tokenscale.data.audit import FAILED, HELD, TITLES, AuditSettings, audit
+from tokenscale.data.audit import FAILED, HELD, TITLES, AuditSettings, audit, read_samples
 
 if TYPE_CHECKING:
     from tokenscale.data.audit import Audit
@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )
     make = _load_function(arguments.loader)
-    samples = _load_function(arguments.samples)() if arguments.samples else None
+    samples = read_samples(_load_function(arguments.samples)) if arguments.samples else None
     found = audit(make, settings, samples)
-    print("\n".join(_describe(arguments.loader, found)))
+    print("\n".join(_describe(arguments.loader, found, asked=arguments.ask or [*TITLES])))
     if arguments.output is not None:
         record = {"loader": arguments.loader, "settings": dataclasses.asdict(settings)}
         write_sealed(arguments.output, record=record | dataclasses.asdict(found))
@@ -106,7 +106,7 @@ def _load_function(name: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"the module {module_name} cannot be imported.",
             folder=Path.cwd(),
@@ -128,7 +128,8 @@ def _load_function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _describe(name: str, found: "Audit") -> Iterator[str]:
+def _describe(name: str, found: "Audit", asked: Sequence[str]) -> Iterator[str]:
+    """Yield what one rank reads, and the verdicts that were asked for, with the words of `--ask`."""
     facts = found.facts
     yield f"{name}: {facts['batches']:,} batches of one rank"
     labels = "none" if facts["labels"] is None else f"{facts['labels']:,}"
@@ -142,5 +143,6 @@ def _describe(name: str, found: "Audit") -> Iterator[str]:
         f"  {facts['tokens_per_s']:,} tokens/s; a copy of the same ids {facts['copy_tokens_per_s']:,}"
     )
     for verdict in found.verdicts:
-        reason = f": {verdict.reason}" if verdict.reason else ""
-        yield f"{verdict.answer:<12} {TITLES[verdict.name]}{reason}"
+        if verdict.name in asked:
+            reason = f": {verdict.reason}" if verdict.reason else ""
+            yield f"{verdict.answer:<12} {verdict.name:<11} {TITLES[verdict.name]}{reason}"

@@ -15,10 +15,10 @@ import inspect
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -183,7 +183,7 @@ def _reporting(what: str, words: Any) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"the loader {what}.",
             called_with=str(words) if words else "no arguments",
@@ -192,12 +192,42 @@ def _reporting(what: str, words: Any) -> Iterator[None]:
         ) from error
 
 
+def read_samples(make: Callable[[], Any]) -> list[np.ndarray]:
+    """Return what a user's function gives as the ids of each sample, int64 [tokens]. Raises UserError
+    for whatever it raises, and for anything else that it gives.
+    """
+    try:
+        given = [_as_array(sample) for sample in make()]
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            "the function of samples failed.",
+            reason=f"{type(error).__name__}: {error}".splitlines()[0],
+            next="call it in Python, and mend it",
+        ) from error
+    samples = [array.astype(np.int64) for array in given if _are_ids(array, dimensions=1)]
+    if not given or len(samples) < len(given):
+        wrong = next((array for array in given if not _are_ids(array, dimensions=1)), None)
+        raise UserError(
+            "the function of samples gives none.",
+            expected="a list with the ids of each sample: integers [tokens]",
+            found=_describe_inputs(wrong, wrong) if given else "nothing",
+            next="return a list of arrays of ids, or of lists",
+        )
+    return samples
+
+
+def _are_ids(array: np.ndarray | None, dimensions: int) -> TypeGuard[np.ndarray]:
+    if array is None or array.ndim != dimensions:
+        return False
+    return np.issubdtype(array.dtype, np.integer)
+
+
 def read_rows(batch: Any, pad_id: int | None = None) -> Rows:
     """Return a user's batch as arrays. Raises UserError for anything that is no batch of ids."""
     labels = mask = documents = None
     inputs = batch
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        inputs, given = batch
+    if isinstance(batch, tuple | list) and _is_pair(batch):
+        inputs, given = batch[:2]
         labels = _as_array(given)
     if isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
         ids = _find_array(inputs, INPUTS)
@@ -206,7 +236,7 @@ def read_rows(batch: Any, pad_id: int | None = None) -> Rows:
         documents = _find_array(inputs, DOCUMENTS)
     else:
         ids = _as_array(inputs)
-    if ids is None or ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+    if not _are_ids(ids, dimensions=2):
         raise UserError(
             "a batch of the loader holds no ids.",
             expected=f"integers [rows, T]: an array, (inputs, labels), or a mapping with one of {INPUTS}",
@@ -229,11 +259,24 @@ def read_rows(batch: Any, pad_id: int | None = None) -> Rows:
     return Rows(ids.astype(np.int64), real, labels, documents)
 
 
+def _is_pair(batch: Sequence[Any]) -> bool:
+    """Whether a batch is inputs and labels; what stands behind them, such as the loader's state, is
+    none of the batch's arrays.
+    """
+    if len(batch) <= 2:
+        return len(batch) == 2
+    inputs, labels, *others = (_are_ids(_as_array(part), dimensions=2) for part in batch)
+    return inputs and labels and not any(others)
+
+
 def _describe_inputs(inputs: Any, ids: np.ndarray | None) -> str:
     if ids is not None:
         return f"{ids.dtype} {list(ids.shape)}"
     if hasattr(inputs, "keys"):
         return f"a mapping with the keys {', '.join(map(repr, inputs.keys()))}"
+    if isinstance(inputs, tuple):
+        parts = [_describe_inputs(part, _as_array(part)) for part in inputs]
+        return f"a tuple of {len(parts)}: {', '.join(parts)}"
     return type(inputs).__name__
 
 
@@ -312,10 +355,10 @@ def read_pass(loader: Loader, world_size: int, **arguments: int) -> Pass:
 def audit(
     make: Callable[..., Any],
     settings: AuditSettings,
-    samples: Iterable[Iterable[int]] | None = None,
+    samples: Sequence[np.ndarray] | None = None,
 ) -> Audit:
-    """Return the verdicts on a loader. `samples` are the ids of each sample of the text, as a pass
-    should read them once. Raises UserError for a loader that fails, or yields no batches of ids.
+    """Return the verdicts on a loader. `samples` are the ids of each sample of the text (int64
+    [tokens]), as a pass should read them once. Raises UserError for a loader that fails, or yields no batches of ids.
     """
     loader = Loader(make, settings)
     ranked = loader.takes("rank") and loader.takes("world_size")
@@ -333,9 +376,9 @@ def audit(
     of_ranks = "" if ranked else "the loader takes no rank and world size"
     of_pass = ""
     if max(one.lengths) > settings.most_batches:
-        of_pass = f"a pass has more than {settings.most_batches:,} batches"
+        of_pass = f"a pass has more than {settings.most_batches:,} batches, or no end (--batches)"
     checks: dict[str, tuple[str, Callable[[], tuple[str, str]]]] = {
-        "ranks": (of_ranks, lambda: _check_ranks(passes)),
+        "ranks": (of_ranks, lambda: _check_ranks(passes, settings.most_batches)),
         "pass": (of_ranks or of_pass, lambda: _check_text(passes)),
         "samples": (of_pass, lambda: _check_samples(one, samples)),
         "batches": (of_ranks, lambda: _check_batches(passes)),
@@ -353,7 +396,7 @@ def audit(
     return found
 
 
-def _check_ranks(passes: Mapping[int, Pass]) -> tuple[str, str]:
+def _check_ranks(passes: Mapping[int, Pass], most_batches: int) -> tuple[str, str]:
     for world, found in passes.items():
         if len(set(found.lengths)) > 1:
             rank = int(np.argmin(found.lengths))
@@ -362,6 +405,8 @@ def _check_ranks(passes: Mapping[int, Pass]) -> tuple[str, str]:
                 f"at {world} ranks, rank {rank} has {found.lengths[rank]} batches, another {most}"
             )
             return FAILED, f"{text}: the others would wait for it forever"
+    if max(passes[1].lengths) > most_batches:
+        return HELD, f"none has ended within {most_batches:,}"
     return HELD, ""
 
 
@@ -409,24 +454,25 @@ def _find_shared_row(found: Pass) -> str:
     return ""
 
 
-def _check_samples(one: Pass, samples: Iterable[Iterable[int]] | None) -> tuple[str, str]:
+def _check_samples(one: Pass, samples: Sequence[np.ndarray] | None) -> tuple[str, str]:
     if samples is None:
-        return UNKNOWN, "--samples names no function that gives the text's samples"
-    texts = [list(sample) for sample in samples]
-    expected = Counter(token for sample in texts for token in sample)
+        return UNKNOWN, "a tail that each pass drops is seen with --samples alone"
+    expected = Counter(np.concatenate(samples).tolist())
     # control tokens that the loader adds are no part of a sample
     found = Counter({token: n for token, n in one.tokens.items() if token in expected})
     if text := _describe_difference(found, expected, "tokens"):
         rows = Counter(one.order())
         gone = [
             number
-            for number, sample in enumerate(texts)
-            if not rows[xxh3_64_intdigest(np.array(sample, dtype=np.int64).tobytes())]
+            for number, sample in enumerate(samples)
+            if not rows[xxh3_64_intdigest(np.ascontiguousarray(sample).tobytes())]
         ]
-        whole = len(texts) - len(gone)
-        place = f"; first sample {gone[0]} of {len(texts):,}" if gone and whole else ""
-        return FAILED, f"of {len(texts):,} samples {text}{place}"
-    return HELD, f"{len(texts):,} samples"
+        whole = len(samples) - len(gone)
+        place = f"; first sample {gone[0]} of {len(samples):,}" if gone and whole else ""
+        if (expected - found).total() == len(samples) and not found - expected:
+            place = "; one of each: a last token that is a label alone is no part of a sample"
+        return FAILED, f"of {len(samples):,} samples {text}{place}"
+    return HELD, f"{len(samples):,} samples"
 
 
 def _check_batches(passes: Mapping[int, Pass]) -> tuple[str, str]:
@@ -517,7 +563,7 @@ def _describe_resume(
         return f"reads {len(found) - place} batches too many"
     if found[place] in expected:
         other = expected.index(found[place])
-        return f"reads batch {other} where batch {stop + place} follows"
+        return f"reads batch {other} where batch {stop + place} follows (counted from 0)"
     return f"differs in batch {place} after the resume"
 
 
@@ -537,7 +583,7 @@ def _resume(loader: Loader, world: int, rank: int, stop: int, stateful: bool) ->
 
 def _check_labels(one: Pass) -> tuple[str, str]:
     """Compare labels with the next token of their row, or with their own: where a model shifts."""
-    wrong = {"shifted by the loader": "", "shifted by the model": ""}
+    wrong = {"shifted by the loader": "", "equal to the ids: the model has to shift them": ""}
     seen = False
     for step, batch in enumerate(one.batches):
         if batch.labels is None:
