@@ -14,6 +14,7 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import expand_path, read_arguments, write_arguments
+from tokenscale.cli import main as cli
 from tokenscale.cli.main import Parser, main
 from tokenscale.cli.train import command as train
 
@@ -134,6 +135,26 @@ sys.exit(exit_code(run, "help", only_prints={only_prints}))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.returncode == code
     assert ("before its work was done" in done.stderr) is not only_prints
+
+
+@pytest.mark.parametrize("command", sorted(cli.PRINTING_UNLESS_ASKED))
+@pytest.mark.parametrize(
+    ("output", "code"), [([], 0), (["--output", "file"], 1), (["--output=file"], 1)]
+)
+def test_a_command_makes_something_where_an_output_is_named(command, output, code, monkeypatch):
+    """A stand-in for the command, whose reader leaves at once."""
+
+    class Command:
+        add_arguments = staticmethod(lambda parser: parser.add_argument("--output"))
+
+        @staticmethod
+        def run(arguments):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "load_command", lambda name: Command)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(sys.stdout, "fileno", lambda: 1, raising=False)
+    assert main([command, *output]) == code
 
 
 def test_a_run_that_is_not_complete_fails_its_command(tmp_path, capsys):

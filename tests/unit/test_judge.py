@@ -162,7 +162,7 @@ def test_every_trainers_log_gives_its_tokens_and_losses(trainer, tmp_path):
     rates = query("throughput", tables).set_index("run_id")["useful_tokens_per_s"]
     found = query("training_loss", tables).set_index("run_id")["loss"]
     assert query("padding", tables).empty, "logs count no padding"
-    for k, run in enumerate(["A-0", "A-1", "B-0", "B-1"]):
+    for k, run in enumerate("0123"):
         assert rates[run] == pytest.approx(BATCH * 17 / seconds[k, 3:].sum())
         assert found[run] == pytest.approx(losses[k, -2:].mean())
 
@@ -255,6 +255,74 @@ def test_three_runs_are_told_how_many_would_show_what(tmp_path, capsys):
     assert "losses compare only where both are the same" in shown
 
 
+@pytest.mark.parametrize("count", [5, 6])
+def test_pairs_that_suffice_for_one_quantity_are_told_so(count, tmp_path, capsys):
+    a, b = write_sets(tmp_path, count, ratio=1.05)
+    assert main(["judge", *a, "--over", *b, *FLAGS]) == 0
+    shown = capsys.readouterr().out
+    for quantity in ("throughput", "loss"):
+        assert (f"--quantity {quantity} takes 6" in shown) == (count == 6)
+
+
+#: what a log states of its sizes → where: in each step's line, or in a line before them
+STATED = {
+    "Megatron": ("line", "global batch size: {batch:5d} | "),
+    "torchtitan": (
+        "before",
+        "[titan] - root - INFO - Training starts at step 1, with local batch size 1, "
+        "global batch size {batch}, gradient accumulation steps 1, sequence length {length}, "
+        "total steps 30 (warmup 2)",
+    ),
+}
+
+
+def state_sizes(path: str, trainer: str, **sizes) -> str:
+    """The log with its sizes, as the trainer prints them."""
+    where, text = STATED[trainer]
+    lines = Path(path).read_text().splitlines()
+    if where == "before":
+        lines = [text.format(**sizes), *lines]
+    else:
+        lines = [line.replace("lm loss", f"{text.format(**sizes)}lm loss") for line in lines]
+    Path(path).write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("trainer", STATED)
+def test_sizes_that_a_log_states_need_no_flag_and_contradict_a_wrong_one(trainer, tmp_path):
+    a, b = ([write(tmp_path, f"{name}{k}.txt", trainer) for k in range(2)] for name in ("a", "b"))
+    of_length = trainer == "torchtitan"
+    for path in (*a, *b):
+        state_sizes(path, trainer, batch=8, length=128)
+    declared = run_sets.DeclaredFacts(None, None if of_length else 128, devices=1)
+    (found,) = compare([a, b], tmp_path / "1", declared=declared)
+    assert found.result.spread.n == 2
+    wrong = [run_sets.DeclaredFacts(16, 128, devices=1)]
+    wrong += [run_sets.DeclaredFacts(8, 64, devices=1)] * of_length
+    for declared in wrong:
+        with pytest.raises(UserError, match="a log states another size than --"):
+            compare([a, b], tmp_path / "2", declared=declared)
+    other = state_sizes(write(tmp_path, "b1.txt", trainer), trainer, batch=4, length=128)
+    with pytest.raises(UserError, match="a log states another size") as error:
+        compare([a, [b[0], other]], tmp_path / "3", declared=DECLARED)
+    assert error.value.facts["found"] == "4" and error.value.facts["path"] == other
+
+
+def test_a_text_with_one_loss_is_no_log(tmp_path, capsys):
+    a, b = write_sets(tmp_path, 2)
+    (tmp_path / "README.md").write_text("# Mine\n\nThe loss 4.2 is that of the last step.\n")
+    assert main(["judge", *a, "--over", b[0], str(tmp_path / "README.md"), *FLAGS]) == 2
+    shown = capsys.readouterr().err
+    assert "README.md" in shown and "one loss, 4.2" in shown
+
+
+def test_a_file_that_is_no_log_is_named_before_the_count_of_runs(tmp_path, capsys):
+    a, _ = write_sets(tmp_path, 2)
+    (tmp_path / "empty.txt").write_text("")
+    assert main(["judge", *a, "--over", str(tmp_path / "empty.txt"), *FLAGS]) == 2
+    assert "empty.txt is empty" in capsys.readouterr().err
+
+
 def test_the_fewest_pairs_show_the_stated_difference_in_four_of_five_cases():
     random = np.random.default_rng(0)
     pairs = statistics.fewest_pairs()
@@ -281,7 +349,7 @@ def test_a_run_that_did_not_hold_its_speed_is_suspect(tmp_path):
         write(tmp_path, Path(path).name, steps=30)
     (found,) = compare([a, b], tmp_path / "results")
     assert any(
-        "suspect runs in 1 of 7 pairs: A-0 (suspect: no steady state" in n for n in found.notes
+        "suspect runs in 1 of 7 pairs: a0 (suspect: no steady state" in n for n in found.notes
     )
 
 
@@ -291,7 +359,7 @@ def test_the_page_is_rebuilt_from_its_logs_and_nothing_of_this_machine_is_in_it(
     assert main(["judge", *a, "--over", *b, *FLAGS, "--output", str(output)]) == 0
     assert capsys.readouterr().out.endswith("out/report/index.html\n")
     assert main(["verify", str(output / "report")]) == 0
-    record = (output / "runs/a-0/run.json").read_text()
+    record = (output / "runs/a0/run.json").read_text()
     assert str(tmp_path) not in record and "hardware" not in json.loads(record)
     (output / "mine").write_text("x")
     assert main(["judge", *a, "--over", *b, *FLAGS, "--output", str(output)]) == 2
@@ -417,7 +485,10 @@ def test_what_a_log_does_not_state_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("names", [("x", "x"), ("a=b", "c"), ("", "c"), ("a b", "a-b")])
 def test_names_that_do_not_tell_sets_apart_are_refused(names, tmp_path, capsys):
-    a, b = write_sets(tmp_path, 2)
+    """Files of one name in two folders are called by their set."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    a, b = ([write(tmp_path / name, f"{k}.txt", seed=ord(name)) for k in range(2)] for name in "ab")
     assert main(["judge", *a, "--over", *b, *FLAGS, "--names", *names]) == 2
     assert "name" in capsys.readouterr().err.splitlines()[0]
 

@@ -92,8 +92,16 @@ def _change_parquet(folder):
     file.write_bytes(content)
 
 
-def _drop(name):
-    return lambda folder: shutil.rmtree(folder.parents[1] / name)
+def _drop(name, is_project=True):
+    """Remove a folder of results, in a project's folder or beside no workflow."""
+
+    def change(folder):
+        shutil.rmtree(folder.parents[1] / name)
+        if is_project:
+            (folder.parents[2] / "workflow").mkdir(exist_ok=True)
+            (folder.parents[2] / "workflow/Snakefile").touch()
+
+    return change
 
 
 def _write_store_again(folder):
@@ -107,6 +115,7 @@ MISTAKES = {
     "a step before the first": (lambda _: None, ["--step", "-1"], "0 … 29"),
     "a run without a record": (lambda f: (f / "run.json").unlink(), ["--step", "1"], "no run.json"),
     "a store that is gone": (_drop("tokens"), ["--step", "1"], "snakemake results/tokens"),
+    "a store that was never here": (_drop("tokens", False), ["--step", "1"], "cd to the project"),
     "a text that is gone": (_drop("corpus"), ["--step", "1"], "snakemake results/corpus"),
     "another store": (_write_store_again, ["--step", "1"], "is not the one that the run read"),
 }

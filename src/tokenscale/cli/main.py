@@ -209,6 +209,8 @@ GROUPS = {
 COMMANDS = [command for commands in GROUPS.values() for command in commands]
 #: commands that make nothing that lasts
 PRINTING = {*GROUPS["before a run"], "advise", "status", "verify", "diff", "environment", "golden"}
+#: so do these without `--output`
+PRINTING_UNLESS_ASKED = {"audit", "judge", "trace"}
 #: commands of several files, in a folder
 IN_FOLDERS = ("status", "train")
 
@@ -327,9 +329,10 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
-    return exit_code(
-        run, help_command=f"tokenscale {command} --help", only_prints=command in PRINTING
-    )
+    only_prints = command in PRINTING
+    if command in PRINTING_UNLESS_ASKED:
+        only_prints = not any(word.partition("=")[0] == "--output" for word in arguments)
+    return exit_code(run, help_command=f"tokenscale {command} --help", only_prints=only_prints)
 
 
 def open_missing_streams() -> None:

@@ -124,11 +124,12 @@ def _find_inputs(settings: RunSettings, recorded: dict[str, str], project: Path)
     for role, name in names.items():
         path = project / name
         if not path.is_file():
+            is_project = (project / "workflow/Snakefile").is_file()
             raise UserError(
                 f"the {role} of the run is not at hand.",
                 file=path,
                 run=settings.identity,
-                next=f"snakemake {name}",
+                next=f"snakemake {name}" if is_project else "cd to the project that trained it",
             )
         if role in recorded and recorded[role] != sha256_file(path):
             raise UserError(
@@ -176,7 +177,8 @@ def measure_heights(steps: "Steps") -> dict[int, tuple[float, str]]:
             height = (values[place] - middle) / spread if spread > 0 else 0.0
             step = int(steps.numbers[place])
             if height > found.get(step, (-np.inf, ""))[0]:
-                text = f"its {name} {values[place]:.4g} is {height:.0f} spreads above {middle:.4g}"
+                side = "above" if height >= 0 else "below"
+                text = f"its {name} {values[place]:.4g} is {abs(height):.2g} spreads {side} {middle:.4g}"
                 found[step] = (height, text)
     return found
 

@@ -164,9 +164,12 @@ def _find_missing_steps(evidence: Evidence) -> Iterator[str]:
     if not len(evidence.steps) and evidence.row["steps_asked"]:
         yield "its logs hold no step"
     elif evidence.row["steps_seen"] != evidence.row["steps_asked"]:
-        yield f"{evidence.row['steps_seen']} of {evidence.row['steps_asked']} steps are in the logs of all ranks"
+        logs = "its log" if evidence.row["external"] else "the logs of all ranks"
+        yield f"{evidence.row['steps_seen']} of {evidence.row['steps_asked']} steps are in {logs}"
     if (first := _find_first_nonfinite(evidence.steps)) is not None:
-        yield f"loss or gradient not finite at step {first}"
+        # of another program, lines are taken as steps
+        place = f"line {first + 1} of its losses" if evidence.row["external"] else f"step {first}"
+        yield f"loss or gradient not finite at {place}"
 
 
 @expect(
@@ -819,7 +822,7 @@ def _find_facts_not_logged(evidence: Evidence) -> Iterator[str]:
     if not (evidence.row["corpus"] and evidence.row["tokenizer"]):
         yield "text and tokenizer are not stated: losses compare only where both are the same"
     if evidence.row["started_unix_s"] is None:
-        yield "the log has no time of day: order of the runs and drift are not known"
+        yield "times of day in the log are not read: order of the runs and drift are not known"
     log = evidence.get("log")
     if not isinstance(log, dict):
         return

@@ -98,13 +98,23 @@ def name_sets(paths: Sequence[Sequence[str]], names: Sequence[str]) -> list[RunS
     """
     found = []
     for letter, of_set in zip("AB", paths, strict=True):
-        stems = [Path(path.partition("::")[0]).stem + path.partition("::")[2] for path in of_set]
+        stems = [*map(_name_path, of_set)]
         shared = re.sub(r"[^\w.]+$", "", os.path.commonprefix(stems))
         shared = re.sub(r"[^\w.+ -]", "-", shared)
         found.append(shared if len(of_set) > 1 and shared else letter)
     if found[0] == found[1]:
         found = ["A", "B"]
     return [RunSet(name, tuple(of_set)) for name, of_set in zip(names or found, paths, strict=True)]
+
+
+def _name_path(path: str) -> str:
+    """Return the name of a file without its ending, and of a run in it.
+
+    >>> _name_path("logs/nano-1.txt"), _name_path("all.csv::first")
+    ('nano-1', 'allfirst')
+    """
+    file, _, run = path.partition("::")
+    return Path(file).stem + run
 
 
 def write_tables(
@@ -117,6 +127,7 @@ def write_tables(
     """
     _check_sets(sets)
     runs = [[_read_run(path) for path in of_set.paths] for of_set in sets]
+    _check_counts(sets)
     every = [run for of_set in runs for run in of_set]
     logs = [run for run in every if isinstance(run, Log)]
     if logs:
@@ -126,13 +137,17 @@ def write_tables(
         for log in logs:
             _check_times(log, declared)
     repeats = _number_repeats(runs)
+    stems = Counter(_name_path(path) for of_set in sets for path in of_set.paths)
     entries: list[dict[str, Any]] = []
     for of_set, of_runs, of_repeats in zip(sets, runs, repeats, strict=True):
         lengths = Counter(len(run.curve.steps) for run in of_runs if isinstance(run, Log))
         for run, repeat in zip(of_runs, of_repeats, strict=True):
-            run_id = re.sub(r"[^\w.-]", "-", f"{of_set.name}-{repeat}")
             if isinstance(run, Folder):
                 run_id = run.path.resolve().name
+            else:
+                stem = _name_path(run.name)
+                name = stem if stems[stem] == 1 else f"{of_set.name}-{repeat}"
+                run_id = re.sub(r"[^\w.-]", "-", name)
             if any(run_id == other["run_id"] for other in entries):
                 raise UserError(
                     "two runs have one name.", run=run_id, next="give other names with --names"
@@ -176,6 +191,10 @@ def _check_sets(sets: Sequence[RunSet]) -> None:
             expected="two names of letters, digits, blanks and . _ + -",
             next="--names mine theirs, for example",
         )
+
+
+def _check_counts(sets: Sequence[RunSet]) -> None:
+    """Raise UserError for a set of too few runs."""
     for of_set in sets:
         if len(of_set.paths) < FEWEST:
             raise UserError(
@@ -192,7 +211,7 @@ def _read_run(path: str) -> Folder | Log:
     if (folder / "run.json").is_file():
         return Folder(folder, read_run_record(folder / "run.json").record or {})
     try:
-        return Log(Path(path.partition("::")[0]), curve=read(path), name=path)
+        log = Log(Path(path.partition("::")[0]), curve=read(path), name=path)
     except GoldenError as error:
         what, *facts = str(error).splitlines()
         is_of_system = isinstance(error.__cause__, OSError)
@@ -203,6 +222,15 @@ def _read_run(path: str) -> Folder | Log:
             if is_of_system
             else "name a run's folder, or a log of a format in docs/other-trainers.md",
         ) from None
+    if len(log.curve.steps) < 2:
+        raise UserError(
+            "this log cannot be taken as one run.",
+            path=path,
+            found=f"one loss, {log.curve.loss[0]:g}",
+            expected="a loss of each step, or of every few",
+            next="name a run's folder, or a log of a format in docs/other-trainers.md",
+        )
+    return log
 
 
 def _number_repeats(runs: Sequence[Sequence[Folder | Log]]) -> list[list[int]]:
@@ -311,18 +339,27 @@ def _write_run(log: Log, facts: dict[str, Any], declared: DeclaredFacts, folder:
 
 
 def _get_sizes(log: Log, declared: DeclaredFacts) -> tuple[int, int, int]:
-    """Return sequences of a step, tokens of a sequence, and devices. Raises UserError where one is
-    not declared, or below 1.
+    """Return sequences of a step, tokens of a sequence, and devices: as declared, or as the log states
+    them. Raises UserError where one is neither, both and unequal, or below 1.
     """
     sizes = {
-        "--global-batch": declared.global_batch,
-        "--sequence-length": declared.sequence_length,
-        "--devices": declared.devices,
+        "--global-batch": (declared.global_batch, log.curve.batch),
+        "--sequence-length": (declared.sequence_length, log.curve.length),
+        "--devices": (declared.devices, None),
     }
-    for flag, size in sizes.items():
+    for flag, (size, stated) in sizes.items():
         if size is not None and size < 1:
             raise UserError(f"{flag} is {size}.", expected="1 or more", next=f"give {flag} another")
-    missing = [flag for flag, size in sizes.items() if size is None]
+        if size and stated and size != stated:
+            raise UserError(
+                f"a log states another size than {flag}.",
+                path=log.path,
+                found=stated,
+                declared=size,
+                next=f"correct {flag}, or compare runs of one size",
+            )
+    known = {flag: declared or stated for flag, (declared, stated) in sizes.items()}
+    missing = [flag for flag, size in known.items() if size is None]
     if missing:
         raise UserError(
             "how many tokens are in a step is not in a log of another trainer.",
@@ -330,7 +367,7 @@ def _get_sizes(log: Log, declared: DeclaredFacts) -> tuple[int, int, int]:
             expected="sequences of a step over all devices, tokens of a sequence, and devices",
             next=f"add {' N '.join(missing)} N",
         )
-    batch, length, devices = (size for size in sizes.values() if size is not None)
+    batch, length, devices = (size for size in known.values() if size is not None)
     return batch, length, devices
 
 
@@ -467,7 +504,11 @@ def _describe_repeats(found: Judged, family: int) -> str:
         for repeat in found.pair.values.keys() & found.pair.bases.keys()
     ]
     a, b = np.array(of_pairs).T
+    alone = ""
+    if family > 1 and pairs >= statistics.fewest_pairs():
+        of = {quantity: name for name, quantity in JUDGED_QUANTITIES.items()}
+        alone = f"; --quantity {of[found.pair.quantity]} takes {statistics.fewest_pairs()}"
     if found.pair.quantity != RATE:
-        return f"{text} would show {statistics.least_shown(a - b, needed):.2g} nats"
+        return f"{text} would show {statistics.least_shown(a - b, needed):.2g} nats{alone}"
     share = np.expm1(statistics.least_shown(np.log(a / b), needed))
-    return f"{text} would show {number(100 * share, 2)} %"
+    return f"{text} would show {number(100 * share, 2)} %{alone}"

@@ -67,6 +67,9 @@ NO_TIME = {
 RATE = re.compile(
     r"\b(tps|tgs|wps|throughput|(tok|tokens|samples) (per )?(s|sec|second)( (per )?(gpu|device))?)$"
 )
+#: sizes that a trainer's output states, in a step's line or before it
+BATCH = re.compile(r"\bglobal (train )?batch( size)?$")
+LENGTH = re.compile(r"\b(sequence|seq) len(gth)?$")
 #: words of a rate → what it counts a second
 COUNTED = {"tokens/s": {"tok", "tokens", "tps", "tgs"}, "samples/s": {"samples"}}
 #: words of a rate of one device: so torchtitan's `tps` counts, and InternEvo's `tgs`
@@ -115,7 +118,8 @@ class Curve:
     """Losses, gradient norms and times by step (NaN: not known). Units: what a last printed digit is
     worth, or 0. `time_unit` is what the log says of times: s or ms; tokens/s, samples/s or another
     rate/s if they are 1 over a rate, with /device behind it if that is of one device; or "". `rate` is
-    what the log counts a second, in `rate_unit`.
+    what the log counts a second, in `rate_unit`. `batch` (sequences of a step over all devices) and
+    `length` (tokens of a sequence) are what the log states; None where it states none, or several.
     """
 
     steps: np.ndarray
@@ -127,6 +131,8 @@ class Curve:
     time_unit: str = ""
     rate: np.ndarray | None = None
     rate_unit: str = ""
+    batch: int | None = None
+    length: int | None = None
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -331,8 +337,11 @@ def _read_numbers(lines: list[str]) -> Rows:
 
 
 def _read_output(lines: list[str]) -> Rows:
-    """Return the lines of standard output that name a loss."""
+    """Return the lines of standard output that name a loss, with the sizes that lines before them
+    state.
+    """
     rows: Rows = []
+    sizes: dict[str, Any] = {}
     for line in lines:
         row: dict[str, Any] = {}
         shown = " ".join(line[:1000].split())
@@ -352,8 +361,15 @@ def _read_output(lines: list[str]) -> Rows:
                 row["step"] = _number(text, thousands=True)
         for text, unit in UNNAMED.findall(shown):
             row.setdefault(_words(unit), _number(text, thousands=True))
-        rows += [row] if any(map(_is_loss, row)) else []
+        if any(map(_is_loss, row)):
+            rows.append(sizes | row)
+        else:
+            sizes |= {name: value for name, value in row.items() if _is_size(name)}
     return rows
+
+
+def _is_size(name: str) -> bool:
+    return bool(BATCH.search(_words(name)) or LENGTH.search(_words(name)))
 
 
 def _read_events(path: Path) -> Rows:
@@ -436,8 +452,22 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
         time_unit=_find_time_unit(columns.time) if columns.time else rate_unit,
         rate=_unless_unknown(rates),
         rate_unit=rate_unit,
+        batch=_find_size(found_rows, BATCH),
+        length=_find_size(found_rows, LENGTH),
         notes=notes,
     )
+
+
+def _find_size(rows: Rows, kind: re.Pattern[str]) -> int | None:
+    """Return the only size of a kind that rows state; None for none, or several."""
+    found = {
+        value
+        for row in rows
+        for name, value in row.items()
+        if kind.search(_words(name)) and isinstance(value, REAL)
+    }
+    size = found.pop() if len(found) == 1 else 0
+    return int(size) if 0 < size < LARGEST_STEP and size == int(size) else None
 
 
 def _add_losses_of_sums(rows: Rows) -> None:
