@@ -209,7 +209,11 @@ def answer_choice(
     against = ", ".join(f"{name} {_describe_ratio(ratios[name])}" for name in near)
     if any(ratios[name].n < 2 for name in near):
         against += f"; of one pair, less than {100 * UNREPEATED:.0f} % is no difference"
-    spread = f"speed over that of {fastest}: {against}" if near else "all others end higher"
+    spread = (
+        f"speed over that of {fastest}: {against}"
+        if near
+        else "all others that keep the text end higher"
+    )
     if not (kept["series"].value_counts() > 1).any():
         spread = ONE_RUN
     return [{"part": "choice", "text": text, "spread": spread, "verdict": MEASURED}]
