@@ -73,9 +73,8 @@ def test_a_second_call_ends_at_once_and_a_dry_run_shows_its_plan(stages, tmp_pat
         variables = kills.environment(project, jobs)
         first = forked.Started(call(), project.root, variables)
         assert kills.until(lambda: kills.left(jobs), lambda: first.alive)
-        began = time.monotonic()
         code, said = forked.snakemake(call(), project.root, variables)
-        assert code == 2 and time.monotonic() - began < 10
+        assert code == 2 and first.alive, said
         assert (
             "running in this folder" in said
             and f"process {first.pid} on" in said
