@@ -175,3 +175,45 @@ def test_the_training_near_a_validation_is_that_of_its_own_run():
         (40, "b"): pytest.approx((15 * 2 + 16 * 6) / 31),
         (100, "b"): 6.0,
     }
+
+
+def make_siblings(counts: list[list[int]], tokens: list[int | None]) -> SimpleNamespace:
+    """Runs of equal settings, with the order digests of their steps and what they validated on."""
+    rows = {str(i): {"validation_tokens": value} for i, value in enumerate(tokens)}
+    return SimpleNamespace(
+        rows=rows,
+        counts={
+            str(i): np.array([[step, digest, 0, 0, 0] for step, digest in enumerate(digests)])
+            for i, digests in enumerate(counts)
+        },
+        family=lambda run_id: "packed",
+        groups=lambda *columns: [[*rows]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "accused"),
+    [
+        ([[5, 6, 7]], []),
+        ([[5, 6, 7], [5, 6, 7], [5, 6]], []),
+        ([[5, 6, 7], [5, 9, 7], [5, 6, 7]], ["1"]),
+        ([[5, 6, 7], [5, 6, 8]], ["0", "1"]),  # which of two is wrong nobody knows
+    ],
+)
+def test_runs_of_one_seed_read_their_samples_in_one_order(counts, accused):
+    found = of_runs._find_other_orders(make_siblings(counts, tokens=[None] * len(counts)))
+    assert [run for run, _ in found] == accused
+
+
+@pytest.mark.parametrize(
+    ("tokens", "accused"),
+    [
+        ([None, None], []),
+        ([100, 100, None], []),
+        ([100, 101, 100], ["1"]),
+        ([100, 101], ["0", "1"]),
+    ],
+)
+def test_runs_validate_on_as_many_tokens_of_the_same_rows(tokens, accused):
+    found = of_runs._find_other_validation_tokens(make_siblings([], tokens))
+    assert [run for run, _ in found] == accused
