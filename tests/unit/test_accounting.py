@@ -555,6 +555,24 @@ def test_a_pause_that_is_recorded_explains_its_gap(tmp_path):
     assert list_sentences(log) == []
 
 
+@pytest.mark.parametrize("kind", ["run_start", "init_done", "memory"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_logs_its_start(kind, rank, tmp_path):
+    log = make_log(tmp_path, layout=LayoutSettings(data=2))
+    for of in (0, 1):
+        add("memory", 0, rank=of)(log)
+    unplaced = [text for text in list_sentences(log) if "at a time when" not in text]
+    assert unplaced == []
+    log.events = [e for e in log.events if (e["event"], e["rank"]) != (kind, rank)]
+    words = f"no {kind} of rank {rank}, though it took steps (attempt 0)"
+    assert words in list_sentences(log)
+
+
+def test_no_rank_need_measure_its_memory(tmp_path):
+    log = make_log(tmp_path, layout=LayoutSettings(data=2))
+    assert not any("memory" in text for text in list_sentences(log))
+
+
 def test_a_rank_waits_for_the_validation_of_another(tmp_path):
     log = make_log(tmp_path, layout=LayoutSettings(data=2))
     assert {e["rank"] for e in log.events if e["event"] == "validation"} == {0}
