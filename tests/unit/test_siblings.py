@@ -217,3 +217,18 @@ def test_runs_of_one_seed_read_their_samples_in_one_order(counts, accused):
 def test_runs_validate_on_as_many_tokens_of_the_same_rows(tokens, accused):
     found = of_runs._find_other_validation_tokens(make_siblings([], tokens))
     assert [run for run, _ in found] == accused
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_runs", "accused"),
+    [
+        ([16e9, 16e9, None], []),
+        ([16e9, 16e9, 16.06e9], []),
+        ([16e9, 16e9, 16.1e9], ["2"]),
+        ([16e9, 16e9, 15.9e9], ["2"]),
+    ],
+)
+def test_a_machine_with_other_memory_is_named(bytes_of_runs, accused):
+    rows = {str(i): {"machine_memory_bytes": value} for i, value in enumerate(bytes_of_runs)}
+    siblings = SimpleNamespace(rows=rows, times={})
+    assert [run for run, _ in of_runs._find_other_machines(siblings)] == accused
