@@ -232,3 +232,45 @@ def test_a_machine_with_other_memory_is_named(bytes_of_runs, accused):
     rows = {str(i): {"machine_memory_bytes": value} for i, value in enumerate(bytes_of_runs)}
     siblings = SimpleNamespace(rows=rows, times={})
     assert [run for run, _ in of_runs._find_other_machines(siblings)] == accused
+
+
+@pytest.mark.parametrize(
+    ("losses", "rounded", "accused"),
+    [
+        ([8.0, 8.0, 8.0], [], []),
+        ([8.0, 8.0, 8.001], [], ["2"]),
+        ([8.0, 8.0, 8.001], [2], []),  # its gradients are rounded to bf16
+        ([8.0, 8.001], [1], []),
+        ([8.0, 8.001], [], ["0", "1"]),
+        ([8.0, 8.1], [1], ["1"]),
+        ([8.001, 8.001, 8.0], [0, 1], []),  # most are rounded, and no measure of the exact one
+    ],
+)
+def test_losses_of_equal_samples_are_equal_within_the_rounding_of_each(losses, rounded, accused):
+    rows = {
+        str(i): {"precision": "fp32", "compression": "bf16" if i in rounded else "none"}
+        for i in range(len(losses))
+    }
+    siblings = SimpleNamespace(
+        rows=rows,
+        contradicting=set(),
+        counts={str(i): np.array([[0, 5, 9, loss, 1.0]]) for i, loss in enumerate(losses)},
+        family=lambda run_id: "packed",
+        groups=lambda *columns: [[*rows]],
+    )
+    assert [run for run, _ in of_runs._find_other_losses_of_samples(siblings)] == accused
+
+
+@pytest.mark.parametrize(("step", "rounded", "named"), [(0, True, 1), (3, True, 0), (3, False, 2)])
+def test_norms_of_rounded_gradients_are_compared_at_equal_weights(step, rounded, named):
+    formats = ["none", "bf16" if rounded else "none"]
+    rows = {str(i): {"precision": "fp32", "compression": formats[i]} for i in range(2)}
+    siblings = SimpleNamespace(
+        rows=rows,
+        contradicting=set(),
+        counts={str(i): np.array([[step, 5, 9, 8.0, 3.0 + i]]) for i in range(2)},
+        family=lambda run_id: "packed",
+        groups=lambda *columns: [[*rows]],
+    )
+    found = list(of_runs._find_other_losses_of_samples(siblings))
+    assert len(found) == named

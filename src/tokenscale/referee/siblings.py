@@ -571,8 +571,9 @@ def _find_other_validation_tokens(siblings: Siblings) -> Found:
     "as between sums in another order: 4e-6 at first in fp32 (query `order`)",
 )
 def _find_other_losses_of_samples(siblings: Siblings) -> Found:
-    """Equal weights and samples have equal losses and gradients in every layout. Which of two is
-    wrong, their own validation may know.
+    """Equal weights and samples have equal losses and gradients in every layout, within the rounding
+    of each. Which of two is wrong, their own validation may know. Where gradients are rounded, weights
+    differ after the first step, and norms by more than losses.
     """
     for ids in siblings.groups("factors", "science", "repeat", "arm", "resumed_from"):
         by_batch: dict[tuple, dict[str, list[float]]] = defaultdict(dict)
@@ -580,16 +581,30 @@ def _find_other_losses_of_samples(siblings: Siblings) -> Found:
             for step, digest, _, *values in siblings.counts.get(run_id, np.zeros((0, 5))).tolist():
                 by_batch[siblings.family(run_id), step, digest][run_id] = values
         named = set()
+        rounded = {i for i in ids if siblings.rows[i]["compression"] == "bf16"}
+        least_trusted = rounded | siblings.contradicting
         for (_, step, _), of in by_batch.items():
-            limit = _find_loss_tolerance(siblings.rows[ids[0]]["precision"], step)
+            limits = {
+                i: _find_loss_tolerance(
+                    "bf16" if i in rounded else siblings.rows[i]["precision"], step
+                )
+                for i in of
+            }
             for place, name in enumerate(("loss", "gradient norm")):
-                known = {i: values[place] for i, values in of.items() if values[place] > 0}
-                trusted = [i for i in known if i not in siblings.contradicting] or list(known)
+                skipped = rounded if place and step > 0 else set()
+                known = {
+                    i: values[place]
+                    for i, values in of.items()
+                    if values[place] > 0 and i not in skipped
+                }
+                trusted = [i for i in known if i not in least_trusted] or list(known)
                 if len(known) < 2:
                     continue
                 middle = statistics.median(known[i] for i in trusted)
-                least = max(LEAST_NORM, NORM_TIMES * limit) if place else limit
                 for run_id, value in known.items():
+                    least = limits[run_id]
+                    if place:
+                        least = max(LEAST_NORM, NORM_TIMES * least)
                     if run_id not in named and abs(value / middle - 1) > least / 2:
                         named.add(run_id)
                         words = f"{value:.6g}, beside {middle:.6g} of the same samples"
