@@ -172,7 +172,7 @@ def write_attempt(
     limit = run.optimizer.clip_norm
     for rank in range(run.layout.world_size):
         writer = Writer(folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
-        clock = boot_s + rank  # monotonic, seconds
+        clock = boot_s + 0.001 * rank  # monotonic, seconds
         ahead = began - boot_s
         place = run.layout.coordinate(rank)
         slots = rank_slots(run.global_batch, place.data_rank, readers)

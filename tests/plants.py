@@ -1,23 +1,27 @@
 """Generated faults in the logs of an experiment, and the share of them that no check sees.
 
-    python -m tests.plants [RESULTS] [--experiment demo] [--output FILE]
+    python -m tests.plants [RESULTS] [--experiment demo] [--sample N --seed S] [--output FILE]
 
-Every field of steps, events, `run.json` and the run table is changed by every operation, at falling
-magnitudes, in one run and in all repeats of its cell. Logs are sealed again, as by a hand that puts
+RESULTS is a folder of results, or an archive of logs (`logs.json.xz`). Every field of steps, events,
+`run.json` and the run table is changed by every operation, at falling magnitudes, in one run, in the
+log of its last rank, and in all repeats of its cell. Logs are sealed again, as by a hand that puts
 the hashes right: only values give a fault away. Nothing is written to RESULTS; a fault is planted in
 what `ingest` read, in memory, and judged as `ingest` judges.
 
 A fault is *seen* if an expectation that is content with the honest logs accuses a changed run,
 *elsewhere* if it accuses others alone, *unchecked* if the page lists a value as not checked that was
-checked before, and *silent* otherwise. It is *immaterial* if it moves less than `MATERIAL` of a step's
-time from or to a phase, which changes no reported number. Fields of `ONE_SOURCE` have no
-second witness: they are the holes, and are scored apart.
+checked before, and *silent* otherwise. It is *immaterial*, as it changes no reported number, if it
+moves less than `MATERIAL` of a step's time from or to a phase, or no number by more than
+`NEGLIGIBLE`. Fields of `ONE_SOURCE` have no second witness: they are the holes, and are scored
+apart.
 """
 
 import argparse
 import copy
 import itertools
 import math
+import random
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -53,13 +57,16 @@ from tokenscale.referee.expectations import (
 )
 from tokenscale.referee.siblings import Siblings
 from tokenscale.report import answers
+from tokenscale.report.packed_logs import restore
 from tokenscale.settings.experiments import digest_design
 
 Row = dict[str, Any]
 #: (run, expectation) of a sentence, or (run, `?` and expectation) of what is not checked
 Said = set[tuple[str, str]]
-#: share of the time of a run's steps below which a plant in their phases is immaterial
+#: share of the time of a run's steps below which a plant in their phases is immaterial, and the
+#: relative difference below which one is in any number
 MATERIAL = 0.01
+NEGLIGIBLE = 1e-6
 #: (target, changes) → why nothing can know it: what is left is a possible course of the run
 POSSIBLE = {
     ("times of steps", ("shift", "swap", "one value")): "another order of times",
@@ -70,6 +77,7 @@ POSSIBLE = {
         "steps memory_peak_bytes",
         ("copy", "freeze"),
     ): "a device may hold as much in each run and step",
+    ("memory activations_bytes", ("copy",)): "runs of one shape hold as much",
 }
 
 #: columns of runs with what is said of them
@@ -263,6 +271,26 @@ def change_event(event: str, name: str) -> Plant:
     return plant
 
 
+def in_last_rank(plant: Plant) -> Plant:
+    """Leave the logs of all ranks but the last one, and the record, as they are."""
+
+    def planted(log: Log, donor: Log, change: Change, magnitude: float) -> None:
+        last = log.steps["rank"].max()
+        others = log.steps["rank"] != last
+        steps = {name: values.copy() for name, values in log.steps.items()}
+        kept = copy.deepcopy([event for event in log.events if event["rank"] != last])
+        record = copy.deepcopy(log.record)
+        plant(log, donor, change, magnitude)
+        for name, values in steps.items():
+            log.steps[name] = np.where(others, values, log.steps[name])
+        own = [event for event in log.events if event["rank"] == last]
+        # in the order in which the files of ranks are read
+        log.events = sorted((*kept, *own), key=lambda event: (event["attempt"], event["rank"]))
+        log.record = record
+
+    return planted
+
+
 def together(*plants: Plant) -> Plant:
     def plant(log: Log, donor: Log, change: Change, magnitude: float) -> None:
         for one in plants:
@@ -404,6 +432,8 @@ def change_record(path: tuple[str, ...]) -> Plant:
 
 #: parts of run.json whose entries are alike: the first of each stands for all
 ALIKE = ("code", "versions", "environment", "inputs", "designs")
+#: fields of earlier versions' records, which nothing reads
+UNREAD = ("compiled", "science_code", "layout_digest")
 #: what names a run, and hashes that are put right
 SEALED = ("seal", "logs", "run", "argv", "launch", "code_sha256", "installed")
 
@@ -411,7 +441,7 @@ SEALED = ("seal", "logs", "run", "argv", "launch", "code_sha256", "installed")
 def record_targets(record: Row, path: tuple[str, ...] = ()) -> Iterator[Target]:
     for name, value in sorted(record.items()):
         where = (*path, name)
-        if name in SEALED or (path[:1] and path[0] in ALIKE and name != min(record)):
+        if name in (*SEALED, *UNREAD) or (path[:1] and path[0] in ALIKE and name != min(record)):
             continue
         if isinstance(value, dict):
             yield from record_targets(value, where)
@@ -595,9 +625,10 @@ class Campaign:
         """
         frame = pd.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows.values()])
         found: Said = set()
-        for factor in ("approach", "world_size"):
+        factors = {name for key in self.table["factors"] for name in key.split(", ")}
+        for factor in (*comparability.LEVELS, *sorted(factors)):
             for refusal in comparability.refusals(frame, factor):
-                found |= {(run, "comparability") for run in refusal.run_ids}
+                found |= {(run, f"comparability: {refusal.sentence}") for run in refusal.run_ids}
         registered = answers.describe_registration(frame, digest_design(self.table))
         commits = sorted(
             {f"{row.get('git_commit')} {row.get('git_dirty')}" for row in rows.values()}
@@ -648,6 +679,28 @@ def is_immaterial(target: str, old: RunContents, new: RunContents) -> bool:
     return abs(sum_up(new) - sum_up(old)) < MATERIAL * took
 
 
+def is_negligible(old: RunContents, new: RunContents) -> bool:
+    """Whether a plant changes nothing but numbers of the logs, none by more than `NEGLIGIBLE` of it:
+    no digit that is reported. An order digest is no such number.
+    """
+    if old.found.record != new.found.record:
+        return False
+    for part in ("raw", "events"):
+        before = old.parts[part]
+        after = new.parts[part]
+        if len(before) != len(after):
+            return False
+        for name in before.schema.names:
+            if before[name].equals(after[name]):
+                continue
+            if not pa.types.is_floating(before[name].type):
+                return False
+            values = [np.nan_to_num(of[name].to_numpy()) for of in (before, after)]
+            if not np.allclose(*values, rtol=NEGLIGIBLE, atol=0):
+                return False
+    return True
+
+
 def judge_plant(
     campaign: Campaign,
     target: Target,
@@ -680,27 +733,44 @@ def judge_plant(
         return "seen", by
     if any(value[0] != "?" for _, value in new):
         return "elsewhere", ()
-    if immaterial:
+    is_same = [
+        entry == campaign.entries[run] and is_negligible(campaign.contents[run], contents)
+        for run, (entry, contents) in changed.items()
+    ]
+    if immaterial or all(is_same):
         return "immaterial", ()
     return ("unchecked" if new else "silent"), ()
 
 
-def plant_all(
-    campaign: Campaign,
-    scopes: Mapping[str, Sequence[str]],
-    donors: Mapping[str, str],
-    wanted: Callable[[str], bool] = lambda _: True,
-) -> Iterator[Outcome]:
-    """Yield the outcome of every plant; `scopes` are the runs that it changes, by name."""
+def list_plants(
+    campaign: Campaign, scopes: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Target, Change, str, float]]:
+    """Yield each target with its changes, the scopes of each, and its magnitudes; `scopes` are the
+    runs that a plant changes, by name.
+    """
     first = next(iter(scopes.values()))[0]
     for target in list_targets(Log.of(campaign.entries[first], campaign.contents[first])):
-        if not wanted(target.name):
-            continue
-        for change, (scope, runs) in itertools.product(target.changes, scopes.items()):
+        for change, scope in itertools.product(target.changes, scopes):
+            if scope == LAST_RANK and target.name.startswith("run"):
+                continue  # run.json and run table are of all ranks
             for magnitude in change.magnitudes:
-                found = judge_plant(campaign, target, change, magnitude, runs, donors)
-                if found is not None:
-                    yield Outcome(target.name, change.name, magnitude, scope, *found)
+                yield target, change, scope, magnitude
+
+
+def plant_all(
+    campaign: Campaign,
+    plants: Iterable[tuple[Target, Change, str, float]],
+    scopes: Mapping[str, Sequence[str]],
+    donors: Mapping[str, str],
+) -> Iterator[Outcome]:
+    """Yield the outcome of each plant of `list_plants` that changes anything."""
+    for target, change, scope, magnitude in plants:
+        planted = target
+        if scope == LAST_RANK:
+            planted = replace(target, plant=in_last_rank(target.plant))
+        found = judge_plant(campaign, planted, change, magnitude, scopes[scope], donors)
+        if found is not None:
+            yield Outcome(target.name, change.name, magnitude, scope, *found)
 
 
 def is_hole(outcome: Outcome) -> bool:
@@ -709,6 +779,8 @@ def is_hole(outcome: Outcome) -> bool:
     )
 
 
+#: scope of the plants in one rank's log of a run of several
+LAST_RANK = "last rank"
 RESULTS = ("seen", "unchecked", "elsewhere", "silent", "immaterial")
 
 
@@ -749,8 +821,8 @@ def summarize(outcomes: Sequence[Outcome]) -> Row:
 
 def choose_scopes(campaign: Campaign) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the runs that plants change, and the run that each is copied from: one repeat that no
-    other run computes again, and all repeats of its cell; of an experiment without repeats, its
-    first run.
+    other run computes again, its last rank, and all repeats of its cell; of an experiment without
+    repeats, its first run.
     """
     cells: dict[str, list[str]] = defaultdict(list)
     for run_id in campaign.contents:
@@ -761,7 +833,12 @@ def choose_scopes(campaign: Campaign) -> tuple[dict[str, list[str]], dict[str, s
     others = [run for run in campaign.contents if run != one]
     first = next((run for run in cell if run != one), others[0])
     donors = dict.fromkeys(cell, first) | {first: one}
-    return {"run": [one], "cell": cell} if len(cell) > 1 else {"run": [one]}, donors
+    scopes = {"run": [one]}
+    if (campaign.read_donor(one).steps["rank"] > 0).any():
+        scopes[LAST_RANK] = [one]
+    if len(cell) > 1:
+        scopes["cell"] = cell
+    return scopes, donors
 
 
 def render(score: Row) -> str:
@@ -789,14 +866,30 @@ def main() -> None:
     )
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
     parser.add_argument("--experiment", action="append")
+    parser.add_argument("--sample", type=int, help="plant so many of each experiment, by chance")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--output", type=Path, help="write the score there, as JSON")
     arguments = parser.parse_args()
     scores = {}
-    for experiment in arguments.experiment or ["demo"]:
-        campaign = Campaign(arguments.results, experiment)
-        scopes, donors = choose_scopes(campaign)
-        scores[experiment] = summarize(list(plant_all(campaign, scopes, donors)))
-        print(f"{experiment}: {render(scores[experiment])}\n", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        results = arguments.results
+        if results.is_file():
+            restore(results, Path(folder))
+            results = Path(folder)
+        for experiment in arguments.experiment or ["demo"]:
+            campaign = Campaign(results, experiment)
+            scopes, donors = choose_scopes(campaign)
+            plants = list(list_plants(campaign, scopes))
+            if arguments.sample is not None:
+                chosen = random.Random(arguments.seed).sample(
+                    range(len(plants)), min(arguments.sample, len(plants))
+                )
+                plants = [plants[number] for number in sorted(chosen)]
+            score = summarize(list(plant_all(campaign, plants, scopes, donors)))
+            if arguments.sample is not None:
+                score |= {"sample": arguments.sample, "seed": arguments.seed}
+            scores[experiment] = score
+            print(f"{experiment}: {render(score)}\n", flush=True)
     if arguments.output is not None:
         write_json(arguments.output, scores)
 

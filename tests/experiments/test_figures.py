@@ -1,4 +1,5 @@
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -137,14 +138,21 @@ def mixed(tmp_path_factory):
         runs += [logs.settings(repeat=k, **fields) for k in range(3)]
     for run in runs:
         path = logs.write_run(folder / "runs", run)
-        for number, name in enumerate(("prose", "code")):
-            for step in (0, 12):
-                found = {
-                    "step": step,
-                    "corpus": name,
-                    "loss_sum": 100 * (3 - step / 12 + number + 0.1 * run.repeat),
-                }
-                logs.add_event(path, "source_validation", useful_tokens=100, rows=4, **found)
+        events = (path / "attempt=00/rank=00000/events.jsonl").read_text().splitlines()
+        for whole in map(json.loads, events):
+            if whole["event"] != "validation":
+                continue
+            for corpus, share in (("prose", 0.45), ("code", 0.55)):
+                logs.add_event(
+                    path,
+                    "source_validation",
+                    step=whole["step"],
+                    corpus=corpus,
+                    loss_sum=share * whole["loss_sum"],
+                    useful_tokens=whole["useful_tokens"] // 2,
+                    rows=whole["rows"] // 2,
+                    duration_s=whole["duration_s"] / 2,
+                )
     return logs.ingested(folder, runs, further=("corpus.name",))
 
 

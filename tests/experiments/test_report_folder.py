@@ -249,6 +249,13 @@ def edit_provenance(report, edit):
     (report / "provenance.json").write_text(canonical_json(record) + "\n")
 
 
+def edit_releases(report, edit):
+    """Edit what the record says of the report's packages, and write the README that follows."""
+    edit_provenance(report, edit)
+    record = read_json(report / "provenance.json")
+    (report / "README.md").write_text(bundle.render_readme(record, cited=True))
+
+
 def flip(path, place=0.5):
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 1
@@ -336,7 +343,7 @@ def test_other_releases_leave_drawings_unchecked_and_data_compared(results, quic
             packages |= {name: "0.1"} if name != "code" else {}
 
     report = results / "report"
-    edit_provenance(report, edit)
+    edit_releases(report, edit)
     found = {"figures": f"figures/demo/{FIGURE}.svg", "page": "index.html"}
     flip(report / found["figures"])
     flip_drawing(report / found["page"])
@@ -353,6 +360,43 @@ def test_other_releases_leave_drawings_unchecked_and_data_compared(results, quic
     checked(report, [("figures", "data/demo/cells.csv: line")])
 
 
+def edit_readme(report):
+    """Turn its first statement around."""
+    path = report / "README.md"
+    path.write_text(path.read_text().replace("Everything here was", "Nothing here was"))
+    renew_sums(report)
+
+
+def test_a_readme_is_compared_where_a_run_had_not_ended(results, quick):
+    report = results / "report"
+    run = next(iter(read_json(report / "provenance.json")["experiments"]["demo"]["runs"]))
+    edit_provenance(report, lambda record: record["experiments"]["demo"]["runs"][run].pop("seal"))
+    edit_readme(report)
+    checked(report, [("page", "README.md: line 3 has")])
+
+
+def test_a_readme_is_compared_though_claims_no_longer_run(results):
+    ledger = results / "report/claims.yaml"
+    ledger.write_text(ledger.read_text().replace("FROM stalls", "FROM stills"))
+    edit_readme(results / "report")
+    checked(results / "report", [("figures", "claims and"), ("page", "README.md: line 3 has")])
+
+
+def test_packages_that_the_record_lists_twice_are_compared(results, quick):
+    """The README has the versions of one list, drawings are judged by both."""
+    report = results / "report"
+    edit_provenance(report, lambda record: record["packages"].update(matplotlib="0.1"))
+    renew_sums(report)
+    checked(report, [("page", "provenance.json: packages have matplotlib 0.1, installed is")])
+
+
+def test_a_record_of_which_no_readme_can_be_made_is_named(results, quick):
+    report = results / "report"
+    edit_provenance(report, lambda record: record["logs"].update(runs="four"))
+    renew_sums(report)
+    checked(report, [("page", "provenance.json: the record of the report's origin does not")])
+
+
 @pytest.mark.parametrize("name", ["matplotlib", "code"])
 def test_the_text_of_a_page_is_compared_whatever_releases_are_installed(results, quick, name):
     def edit(record):
@@ -362,7 +406,7 @@ def test_the_text_of_a_page_is_compared_whatever_releases_are_installed(results,
             record["packages"][name] = record["installed"][name] = "0.1"
 
     report = results / "report"
-    edit_provenance(report, edit)
+    edit_releases(report, edit)
     page = report / "index.html"
     page.write_text(page.read_text().replace("Every number is computed", "No number is computed"))
     flip_drawing(page)
@@ -580,6 +624,9 @@ def test_a_report_without_its_logs_is_built_and_says_why(
     assert main(["verify", str(report)]) == 3
     said = capsys.readouterr().out
     assert said.count(": not checked because ") == 4 and reason in said
+    edit_readme(report)
+    assert main(["verify", str(report)]) == 1
+    assert "page: differs at README.md: line 3 has " in capsys.readouterr().out
     flip(report / "index.html")
     assert main(["verify", str(report)]) == 1
 
@@ -685,9 +732,13 @@ def test_runs_that_other_packages_trained_are_named_with_them(results, quick, ca
     record = read_json(path)
     here = record["installed"]["numpy"]
     one = min(record["experiments"]["demo"]["runs"])
-    record["experiments"]["demo"]["runs"][one]["packages"]["numpy"] = "1.0"
-    record["installed"]["duckdb"] = "0.1"
-    path.write_text(canonical_json(record) + "\n")
+
+    def edit(record):
+        record["experiments"]["demo"]["runs"][one]["packages"]["numpy"] = "1.0"
+        record["installed"]["duckdb"] = record["packages"]["duckdb"] = "0.1"
+
+    edit_releases(results / "report", edit)
+    record = read_json(path)
     renew_sums(results / "report")
     text = environment(results / "report", capsys)
     assert "duckdb==0.1\n" in text and re.search(

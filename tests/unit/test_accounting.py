@@ -29,7 +29,9 @@ from tokenscale.referee.accounting import (
 )
 from tokenscale.referee.clocks import CLOCK_S
 from tokenscale.referee.expectations import NotCheckedError
+from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, ValidationSettings
 
@@ -42,7 +44,12 @@ STEP_S = logs.SHAPES["packed"][0]
 #: the steps whose bookkeeping is known, which are judged for what is left over
 INSIDE = STEPS - 2
 
-FINDS = ("_find_unplanned_events", "_find_unplanned_phases", "_find_unaccounted_seconds")
+FINDS = (
+    "_find_unplanned_events",
+    "_find_other_pairs",
+    "_find_unplanned_phases",
+    "_find_unaccounted_seconds",
+)
 
 
 def list_sentences(log: plants.Log, external: bool = False) -> list[str]:
@@ -392,13 +399,119 @@ def test_events_of_epochs_follow_from_the_rows_of_one(fields, words, tmp_path):
     log = make_log(tmp_path, **fields)
     unknown = "not checked: the rows of an epoch are not at hand"
     assert any(text == unknown for text in list_sentences(log))
-    epoch = Fraction(5 * logs.settings().global_batch)
+    count_epochs(log)
+    assert any(words in text for text in list_sentences(log))
+
+
+#: pairs that a run translates
+PAIRS = 3
+TRANSLATED = ValidationSettings(every=MIDDLE, bleu=PAIRS)
+EACH_EPOCH = replace(TRANSLATED, bleu_each_epoch=True)
+#: steps of an epoch, with which no other event falls together
+EPOCH = 5
+
+
+def count_epochs(log: plants.Log) -> None:
+    """Let the inputs be at hand, of which an epoch has `EPOCH` steps."""
     none = np.zeros(0)
     counts = Counts(
-        steps=none, useful=none, total=none, digests=none, vocabulary_size=300, rows_per_epoch=epoch
+        steps=none,
+        useful=none,
+        total=none,
+        digests=none,
+        vocabulary_size=300,
+        rows_per_epoch=Fraction(EPOCH * logs.settings().global_batch),
     )
     log.contents = replace(log.contents, recount=Recount(counted=counts))
-    assert any(words in text for text in list_sentences(log))
+
+
+def translate(step: int, pairs: int = PAIRS, first: int = 0) -> Callable[[plants.Log], None]:
+    def change(log: plants.Log) -> None:
+        for number in range(first, first + pairs):
+            add("translation", step, number=number)(log)
+
+    return change
+
+
+def translate_epochs(log: plants.Log) -> None:
+    count_epochs(log)
+    for step in (*range(EPOCH, STEPS, EPOCH), STEPS):
+        translate(step)(log)
+
+
+def add_sources(log: plants.Log) -> None:
+    """Add the validation of each corpus before each validation of all."""
+    for event in [event for event in log.events if event["event"] == "validation"]:
+        for corpus in ("prose", "code"):
+            log.events.append(event | {"event": "source_validation", "corpus": corpus})
+
+
+@pytest.mark.parametrize(
+    ("policy", "honest", "change", "words"),
+    [
+        (TRANSLATED, translate(STEPS), None, ""),
+        (TRANSLATED, translate(STEPS), translate(MIDDLE), "a translation at step 12, against"),
+        (TRANSLATED, translate(STEPS), drop("translation"), "no translation at step 24 (1 so)"),
+        (
+            TRANSLATED,
+            translate(STEPS),
+            translate(STEPS, 1),
+            "translation (step 24) is logged twice",
+        ),
+        (TRANSLATED, translate(STEPS, 2), None, ""),  # of a corpus that has no more
+        (TRANSLATED, translate(STEPS, 4), None, "4 pairs are translated at step 24"),
+        (TRANSLATED, translate(STEPS, 2, first=1), None, "those before pair 0"),
+        (EACH_EPOCH, translate_epochs, None, ""),
+        (EACH_EPOCH, translate_epochs, translate(MIDDLE), "a translation at step 12, against"),
+        (EACH_EPOCH, translate_epochs, drop("translation", 10), "no translation at step 10 (1 so)"),
+        (replace(EACH_EPOCH, bleu_each_epoch=False), translate_epochs, None, "at step 5, against"),
+    ],
+)
+def test_translations_are_those_that_settings_plan(policy, honest, change, words, tmp_path):
+    log = make_log(tmp_path, validation=policy)
+    insert(log, "validation", MIDDLE, TOOK_S)
+    honest(log)
+    if change is not None:
+        change(log)
+    found = [text for text in list_sentences(log) if "at a time when" not in text]
+    assert any(words in text for text in found) if words else found == [], found
+
+
+def test_each_translation_has_as_many_pairs(tmp_path):
+    log = make_log(tmp_path, validation=EACH_EPOCH)
+    insert(log, "validation", MIDDLE, TOOK_S)
+    translate_epochs(log)
+    last = next(e for e in log.events if e["step"] == 10 and e.get("number") == PAIRS - 1)
+    log.events = [event for event in log.events if event is not last]
+    words = "2 pairs are translated at one step and 3 at another"
+    assert any(text == words for text in list_sentences(log))
+
+
+MIXED = {
+    "mixture": MixtureSettings(
+        sources=tuple(MixtureSource(CorpusSettings(name=name)) for name in ("prose", "code")),
+        stages=(MixtureStage(weights=(0.5, 0.5)),),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "honest", "change", "words"),
+    [
+        (MIXED, add_sources, None, ""),
+        (MIXED, add_sources, add("source_validation", 5), "a source_validation at step 5, against"),
+        (MIXED, add_sources, drop("source_validation", MIDDLE), "no source_validation at step 12"),
+        (MIXED, add_sources, drop("source_validation"), "no source_validation at step 0 (3 so)"),
+        ({}, add_sources, None, "a source_validation at step 0, against the settings"),
+    ],
+)
+def test_validations_of_corpora_are_those_of_a_mixture(fields, honest, change, words, tmp_path):
+    log = make_log(tmp_path, **fields)
+    honest(log)
+    if change is not None:
+        change(log)
+    found = list_sentences(log)
+    assert any(words in text for text in found) if words else found == [], found
 
 
 def test_a_run_that_did_not_end_need_not_have_its_last_events(tmp_path):
@@ -440,6 +553,24 @@ def test_a_pause_that_is_recorded_explains_its_gap(tmp_path):
     rows = [row | {"duration_s": 3.0}, row | {"start_mono_s": before + 0.01, "duration_s": 3.0}]
     log.contents.parts["spans"] = tables.of_rows("spans", rows)
     assert list_sentences(log) == []
+
+
+@pytest.mark.parametrize("kind", ["run_start", "init_done", "memory"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_logs_its_start(kind, rank, tmp_path):
+    log = make_log(tmp_path, layout=LayoutSettings(data=2))
+    for of in (0, 1):
+        add("memory", 0, rank=of)(log)
+    unplaced = [text for text in list_sentences(log) if "at a time when" not in text]
+    assert unplaced == []
+    log.events = [e for e in log.events if (e["event"], e["rank"]) != (kind, rank)]
+    words = f"no {kind} of rank {rank}, though it took steps (attempt 0)"
+    assert words in list_sentences(log)
+
+
+def test_no_rank_need_measure_its_memory(tmp_path):
+    log = make_log(tmp_path, layout=LayoutSettings(data=2))
+    assert not any("memory" in text for text in list_sentences(log))
 
 
 def test_a_rank_waits_for_the_validation_of_another(tmp_path):

@@ -160,6 +160,8 @@ GENERATED = {
     ("both norms", "freeze", 1.0): "loss, gradient norm and time of a step",
     ("times of steps", "one value less", 10.0): "loss, gradient norm and time of a step",
     ("memory activations_bytes", "scale", 1.03): "activations_bytes beside other runs",
+    ("memory activations_bytes", "scale", 1.1): "activations_bytes",
+    ("memory activations_bytes", "divide", 1.3): "activations_bytes",
     ("all times", "divide", 10.0): "cpu_s",
 }
 

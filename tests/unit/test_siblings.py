@@ -175,3 +175,102 @@ def test_the_training_near_a_validation_is_that_of_its_own_run():
         (40, "b"): pytest.approx((15 * 2 + 16 * 6) / 31),
         (100, "b"): 6.0,
     }
+
+
+def make_siblings(counts: list[list[int]], tokens: list[int | None]) -> SimpleNamespace:
+    """Runs of equal settings, with the order digests of their steps and what they validated on."""
+    rows = {str(i): {"validation_tokens": value} for i, value in enumerate(tokens)}
+    return SimpleNamespace(
+        rows=rows,
+        counts={
+            str(i): np.array([[step, digest, 0, 0, 0] for step, digest in enumerate(digests)])
+            for i, digests in enumerate(counts)
+        },
+        family=lambda run_id: "packed",
+        groups=lambda *columns: [[*rows]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "accused"),
+    [
+        ([[5, 6, 7]], []),
+        ([[5, 6, 7], [5, 6, 7], [5, 6]], []),
+        ([[5, 6, 7], [5, 9, 7], [5, 6, 7]], ["1"]),
+        ([[5, 6, 7], [5, 6, 8]], ["0", "1"]),  # which of two is wrong nobody knows
+    ],
+)
+def test_runs_of_one_seed_read_their_samples_in_one_order(counts, accused):
+    found = of_runs._find_other_orders(make_siblings(counts, tokens=[None] * len(counts)))
+    assert [run for run, _ in found] == accused
+
+
+@pytest.mark.parametrize(
+    ("tokens", "accused"),
+    [
+        ([None, None], []),
+        ([100, 100, None], []),
+        ([100, 101, 100], ["1"]),
+        ([100, 101], ["0", "1"]),
+    ],
+)
+def test_runs_validate_on_as_many_tokens_of_the_same_rows(tokens, accused):
+    found = of_runs._find_other_validation_tokens(make_siblings([], tokens))
+    assert [run for run, _ in found] == accused
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_runs", "accused"),
+    [
+        ([16e9, 16e9, None], []),
+        ([16e9, 16e9, 16.06e9], []),
+        ([16e9, 16e9, 16.1e9], ["2"]),
+        ([16e9, 16e9, 15.9e9], ["2"]),
+    ],
+)
+def test_a_machine_with_other_memory_is_named(bytes_of_runs, accused):
+    rows = {str(i): {"machine_memory_bytes": value} for i, value in enumerate(bytes_of_runs)}
+    siblings = SimpleNamespace(rows=rows, times={})
+    assert [run for run, _ in of_runs._find_other_machines(siblings)] == accused
+
+
+@pytest.mark.parametrize(
+    ("losses", "rounded", "accused"),
+    [
+        ([8.0, 8.0, 8.0], [], []),
+        ([8.0, 8.0, 8.001], [], ["2"]),
+        ([8.0, 8.0, 8.001], [2], []),  # its gradients are rounded to bf16
+        ([8.0, 8.001], [1], []),
+        ([8.0, 8.001], [], ["0", "1"]),
+        ([8.0, 8.1], [1], ["1"]),
+        ([8.001, 8.001, 8.0], [0, 1], []),  # most are rounded, and no measure of the exact one
+    ],
+)
+def test_losses_of_equal_samples_are_equal_within_the_rounding_of_each(losses, rounded, accused):
+    rows = {
+        str(i): {"precision": "fp32", "compression": "bf16" if i in rounded else "none"}
+        for i in range(len(losses))
+    }
+    siblings = SimpleNamespace(
+        rows=rows,
+        contradicting=set(),
+        counts={str(i): np.array([[0, 5, 9, loss, 1.0]]) for i, loss in enumerate(losses)},
+        family=lambda run_id: "packed",
+        groups=lambda *columns: [[*rows]],
+    )
+    assert [run for run, _ in of_runs._find_other_losses_of_samples(siblings)] == accused
+
+
+@pytest.mark.parametrize(("step", "rounded", "named"), [(0, True, 1), (3, True, 0), (3, False, 2)])
+def test_norms_of_rounded_gradients_are_compared_at_equal_weights(step, rounded, named):
+    formats = ["none", "bf16" if rounded else "none"]
+    rows = {str(i): {"precision": "fp32", "compression": formats[i]} for i in range(2)}
+    siblings = SimpleNamespace(
+        rows=rows,
+        contradicting=set(),
+        counts={str(i): np.array([[step, 5, 9, 8.0, 3.0 + i]]) for i in range(2)},
+        family=lambda run_id: "packed",
+        groups=lambda *columns: [[*rows]],
+    )
+    found = list(of_runs._find_other_losses_of_samples(siblings))
+    assert len(found) == named

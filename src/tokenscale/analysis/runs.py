@@ -52,7 +52,10 @@ FLOPS = {
 NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
 #: columns that are a field of the settings or of the layout
-OF_LAYOUT = ("world_size", "method", *DEGREES, "sharding", "copies", "schedule", "stages_per_rank")
+OF_LAYOUT = (
+    *("world_size", "method", *DEGREES, "sharding", "copies", "compression"),
+    *("schedule", "stages_per_rank"),
+)
 OF_SETTINGS = (
     *(
         "arm",

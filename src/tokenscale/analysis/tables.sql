@@ -17,6 +17,7 @@ CREATE TABLE runs (
     data INTEGER, shard INTEGER, tensor INTEGER,
     sharding VARCHAR,  -- where shard is above 1: zero1, zero2, zero3
     copies VARCHAR,  -- what keeps copies alike, where data is above 1 and shard is not: ddp
+    compression VARCHAR,  -- bf16: gradients are rounded before they are reduced; else none
     schedule VARCHAR, stages_per_rank INTEGER, sequence_length INTEGER, global_batch INTEGER, micro_batch INTEGER,
     tokenizer VARCHAR, corpus VARCHAR,
     mixture VARCHAR,  -- JSON: corpus → its share of the sequences; null without a mixture, or if not known

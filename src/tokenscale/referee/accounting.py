@@ -96,13 +96,57 @@ def _find_unplanned_events(evidence: Evidence) -> Iterator[str]:
             return
         seen.add(key)
         found[kind].add(-1 if step is None else step)
-    if spans and not found["init_done"]:
-        yield "no init_done, though ranks took steps"
+    yield from _find_missing_starts(evidence)
     if evidence.row["status"] != "complete" or not len(evidence.steps):
         raise NotCheckedError("the run did not end")
-    for kind in ("validation", "checkpoint")[: 1 + (len(spans) == 1)]:
+    kinds = ["validation", "source_validation", "translation"]
+    if len(spans) == 1:
+        kinds.append("checkpoint")
+    for kind in kinds:
         if missing := sorted(plan[kind] - found[kind] - {-1}):
             yield f"no {kind} at step {missing[0]} ({len(missing)} so), against the settings"
+
+
+@expect(
+    "pairs that are translated",
+    must="the first ones, as many after each planned step, at most those asked for",
+    known_from="settings",
+    word="invalid",
+)
+def _find_other_pairs(evidence: Evidence) -> Iterator[str]:
+    """Pairs are numbered as they lie in the corpus; BLEU is of those in the logs."""
+    asked = evidence.own.validation.bleu
+    numbers: dict[int, set[int]] = defaultdict(set)
+    for event in evidence.named("translation"):
+        numbers[event["step"]].add(event["number"])
+    if numbers and evidence.row["status"] != "complete":
+        raise NotCheckedError("the run did not end")
+    for step, found in sorted(numbers.items()):
+        if found != set(range(len(found))) or len(found) > asked:
+            first = min(set(range(len(found) + 1)) - found)
+            yield (
+                f"{len(found)} pairs are translated at step {step}, of the first {asked} those "
+                f"before pair {first}"
+            )
+            return
+    if len(counts := {len(found) for found in numbers.values()}) > 1:
+        yield f"{min(counts)} pairs are translated at one step and {max(counts)} at another"
+
+
+def _find_missing_starts(evidence: Evidence) -> Iterator[str]:
+    """Each rank logs its start and set-up before its steps, and all or none what their first step
+    holds.
+    """
+    ranks: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for event in evidence.events:
+        ranks[event["attempt"], event["event"]].add(event["rank"])
+    for attempt, rank, _ in evidence.raw.logs():
+        stopped = ranks[attempt, "run_stop"]
+        for kind in (*STARTS, "memory"):
+            of = ranks[attempt, kind]
+            if rank not in of and (kind in STARTS or (of and rank in stopped)):
+                yield f"no {kind} of rank {rank}, though it took steps (attempt {attempt})"
+                return
 
 
 #: events of the set-up, which have no step

@@ -37,6 +37,9 @@ NEVER_NEGATIVE = (
 )
 #: seconds by which wall clocks of one machine may differ
 CLOCK_S = 60.0
+#: seconds by which clocks of ranks on one boot may differ: a CPU's is one clock, a GPU's events are
+#: read by the host
+RANKS_S = 0.01
 #: number format → FLOP/s that no core exceeds. fp32: two AVX-512 FMA units are 64 FLOP a cycle
 #: (Intel Optimization Reference Manual, 248966), 0.4 TFLOP/s at 6 GHz. Others: an AMX tile unit is
 #: 2,048 bf16 FLOP a cycle (the same, chapter 20), 12 TFLOP/s at 6 GHz. Twice that is out of reach
@@ -150,6 +153,47 @@ def _find_attempts_out_of_order(evidence: Evidence) -> Iterator[str]:
                 "its last"
             )
             return
+
+
+@expect(
+    "clocks of ranks on one boot",
+    must="each step's end on all ranks before the next one's on any",
+    known_from="other ranks",
+    word="suspect",
+    tolerance=f"{RANKS_S:g} s",
+)
+def _find_ranks_apart(evidence: Evidence) -> Iterator[str]:
+    """In each step every rank needs numbers from all others, which they send after the end of the
+    step before; in the first step, after their set-up.
+    """
+    _ = evidence.own
+    boots: dict[tuple[int, Any], set[int]] = defaultdict(set)
+    ready: dict[tuple[int, int], float] = {}
+    for event in evidence.events:
+        if event["event"] == "run_start" and event["boot"]:
+            boots[event["attempt"], event["boot"]].add(event["rank"])
+        if event["event"] == "init_done" and event["t_mono_s"] is not None:
+            ready[event["attempt"], event["rank"]] = event["t_mono_s"]
+    logs = {(attempt, rank): rows for attempt, rank, rows in evidence.raw.logs()}
+    for (attempt, _), ranks in boots.items():
+        ends: dict[int, list[float]] = defaultdict(list)
+        beside = ranks & {rank for of, rank in logs if of == attempt}
+        for rank in beside if len(beside) > 1 else ():
+            rows = logs[attempt, rank]
+            steps = evidence.raw["step"][rows].astype(int).tolist()
+            times = evidence.raw["t_mono_s"][rows].tolist()
+            begin = ready.get((attempt, rank), times[0])
+            for step, time in zip((steps[0] - 1, *steps), (begin, *times), strict=True):
+                ends[step].append(time)
+        for step in sorted(ends.keys() & {step - 1 for step in ends}):
+            late = max(ends[step]) - min(ends[step + 1])
+            if late > RANKS_S:
+                ended = f"ended step {step}" if step >= steps[0] else "started"
+                yield (
+                    f"a rank ended step {step + 1} {late:.4g} s before another one had {ended} "
+                    f"(attempt {attempt})"
+                )
+                break
 
 
 @expect(

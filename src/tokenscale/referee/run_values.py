@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -16,10 +17,11 @@ from tokenscale.costs.memory import memory
 from tokenscale.costs.schedule import learning_rate, steps_of
 from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.referee import siblings  # noqa: F401  # its expectations come before these
-from tokenscale.referee.accounting import PHASES
+from tokenscale.referee.accounting import EXACT_S, LEFT_BETWEEN, PHASES
 from tokenscale.referee.expectations import (
     Evidence,
     NotCheckedError,
+    Row,
     at_step,
     differ,
     expect,
@@ -37,6 +39,15 @@ FEWEST_BESIDE = 9
 #: which it leaves what the validations before and after it have
 STEPS_BESIDE = 3
 VALIDATION_RATIO = 1.25
+#: relative difference of a sum of losses that another order of its terms makes
+SAME_SUM = 1e-12
+#: values of a step that all ranks compute of the global batch, and their relative difference
+OF_ALL_RANKS = ("grad_norm", "grad_norm_clipped", "loss_scale", "learning_rate", "skipped")
+SAME_ON_RANKS = 1e-6
+#: share of the predicted activations that a CPU holds at least, and at most. The archives of this
+#: version hold what is predicted; runs of earlier ones held down to 0.85 of it in pipelines
+LEAST_ACTIVATIONS = 0.8
+MOST_ACTIVATIONS = 1.05
 
 
 # -- how the run ended
@@ -431,6 +442,28 @@ def _find_other_clipping(evidence: Evidence) -> Iterator[str]:
         wrong=wrong,
         must=must,
     )
+
+
+@expect(
+    f"{', '.join(OF_ALL_RANKS)} of a step",
+    must="the same on all ranks",
+    known_from="other ranks",
+    word="invalid",
+    tolerance=f"{SAME_ON_RANKS:g}",
+)
+def _find_other_ranks(evidence: Evidence) -> Iterator[str]:
+    """They are of the global batch, and each rank updates its weights by them."""
+    _ = evidence.own
+    steps = evidence.steps
+    for name in OF_ALL_RANKS:
+        must = steps.largest(name)[steps.place]
+        wrong = ~np.isclose(steps[name], must, rtol=SAME_ON_RANKS, atol=0, equal_nan=True)
+        yield from at_step(
+            steps,
+            name=name,
+            wrong=wrong,
+            must=must,
+        )
 
 
 @expect(
@@ -918,6 +951,44 @@ def _find_other_validation_sizes(evidence: Evidence) -> Iterator[str]:
 
 
 @expect(
+    "validations of a mixture's corpora",
+    must="one of each corpus, which add up to the validation",
+    known_from="settings, logs",
+    word="invalid",
+    tolerance=f"{SAME_SUM:g} of the loss, {LEFT_BETWEEN.seconds:g} s and {100 * LEFT_BETWEEN.share:g} % "
+    "of the time",
+)
+def _find_other_sums(evidence: Evidence) -> Iterator[str]:
+    """The loss over all corpora is the sum of those of each one, which are logged apart."""
+    mixture = evidence.own.mixture
+    if mixture is None:
+        return
+    parts: dict[tuple, list[Row]] = defaultdict(list)
+    for event in evidence.named("source_validation"):
+        parts[event["attempt"], event["step"]].append(event)
+    for whole in evidence.named("validation"):
+        of = parts[whole["attempt"], whole["step"]]
+        where = f"the validation at step {whole['step']}"
+        corpora = sorted(str(event["corpus"]) for event in of)
+        if corpora != sorted(mixture.names):
+            expected = ", ".join(sorted(mixture.names))
+            yield f"{where} is of corpora {', '.join(corpora) or 'unknown'}, expected {expected}"
+            return
+        for name in ("rows", "useful_tokens", "correct_tokens", "loss_sum"):
+            values = [event[name] for event in of]
+            if whole[name] is None or None in values:
+                continue
+            if not math.isclose(whole[name], sum(values), rel_tol=SAME_SUM):
+                yield f"{where} has {name} {whole[name]:.12g}, its corpora have {sum(values):.12g}"
+                return
+        took = whole["duration_s"] or 0.0
+        of_corpora = sum(event["duration_s"] or 0.0 for event in of)
+        if not -EXACT_S <= took - of_corpora <= LEFT_BETWEEN.beside(took):
+            yield f"{where} took {took:.6g} s, those of its corpora {of_corpora:.6g} s"
+            return
+
+
+@expect(
     "bytes of weights, gradients, moments",
     must="those of the rank's share of the model",
     known_from="settings",
@@ -934,6 +1005,31 @@ def _find_other_memory(evidence: Evidence) -> Iterator[str]:
                 found = f"{kind}_bytes of rank {event['rank']} are {event[f'{kind}_bytes']}"
                 yield f"{found}, its share of the model has {getattr(of, kind)}"
                 return
+
+
+@expect(
+    "activations_bytes",
+    must="those predicted for the layout on a CPU; length-bucketed: at most",
+    known_from="settings",
+    word="caution",
+    tolerance=f"{LEAST_ACTIVATIONS:g} to {MOST_ACTIVATIONS:g} of them",
+)
+def _find_other_activations(evidence: Evidence) -> Iterator[str]:
+    if evidence.row["device_kind"] != "cpu":
+        raise NotCheckedError("kernels of GPUs hold what is not predicted to the byte")
+    if not (events := evidence.named("memory")):
+        raise NotCheckedError("the logs do not have it")
+    run = _complete_settings(evidence)
+    for event in events:
+        predicted = memory(run, rank=event["rank"], device="cpu").activations
+        if not predicted or event["activations_bytes"] is None:
+            continue
+        share = event["activations_bytes"] / predicted
+        least = 0.0 if run.approach == "length-bucketed" else LEAST_ACTIVATIONS
+        if not least <= share <= MOST_ACTIVATIONS:
+            found = f"activations_bytes of rank {event['rank']} are {event['activations_bytes']}"
+            yield f"{found}, predicted are {predicted}"
+            return
 
 
 @expect(

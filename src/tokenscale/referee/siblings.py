@@ -118,6 +118,8 @@ OF_EVENTS = (
 )
 #: above the number of any step or rank: a run's number times it, and that of a step, are one key
 STEP_SPAN = 1 << 32
+#: relative difference of the memory of two machines of one type
+OTHER_MEMORY = 0.005
 #: what is said of a run that has no record
 MISSING = "not started, or its folder is elsewhere (no run.json)"
 #: difference of the share of a text that a run counted as cut, in a sample, from its padded store's:
@@ -496,10 +498,9 @@ def _find_other_counts(siblings: Siblings) -> Found:
                 by_batch[siblings.family(run_id), step, digest][run_id] = useful
         named = set()
         for (_, step, _), of in by_batch.items():
-            (most, n), *others = Counter(of.values()).most_common()
-            alone = not others or n > others[0][1]
+            most = _find_majority(of.values())
             for run_id, useful in of.items():
-                if run_id in named or (alone and useful == most):
+                if run_id in named or useful == most:
                     continue
                 named.add(run_id)
                 other = next(i for i, count in of.items() if count != useful)
@@ -511,6 +512,58 @@ def _find_other_counts(siblings: Siblings) -> Found:
 
 
 @between(
+    "order digest of a step",
+    "that of runs which read the same text in the same order",
+    "other runs",
+    "suspect",
+)
+def _find_other_orders(siblings: Siblings) -> Found:
+    """The samples of a step follow from text and seed alone, whatever the layout."""
+    for ids in siblings.groups("science", "repeat", "arm"):
+        by_step: dict[tuple, dict[str, float]] = defaultdict(dict)
+        for run_id in ids:
+            for step, digest, *_ in siblings.counts.get(run_id, np.zeros((0, 5))).tolist():
+                by_step[siblings.family(run_id), step][run_id] = digest
+        named = set()
+        for (_, step), of in by_step.items():
+            most = _find_majority(of.values())
+            for run_id, digest in of.items():
+                if run_id not in named and digest != most:
+                    named.add(run_id)
+                    other = next(i for i, value in of.items() if value != digest)
+                    words = f"its order digest at step {step:.0f} is {digest:.0f}"
+                    yield run_id, f"{words}, that of {other} {of[other]:.0f}"
+
+
+def _find_majority(values: Iterable[float]) -> float | None:
+    """Return the value that occurs most; None where two of them occur as often."""
+    (most, n), *others = Counter(values).most_common()
+    return None if others and others[0][1] == n else most
+
+
+@between(
+    "useful tokens of validations",
+    "those of runs which validated on the same rows",
+    "other runs",
+    "suspect",
+)
+def _find_other_validation_tokens(siblings: Siblings) -> Found:
+    """Labels of held-out rows follow from store and settings alone."""
+    for ids in siblings.groups("science", "repeat", "arm", "validation_store_sha256"):
+        counts = {
+            i: siblings.rows[i]["validation_tokens"]
+            for i in ids
+            if siblings.rows[i]["validation_tokens"] is not None
+        }
+        most = _find_majority(counts.values()) if counts else None
+        for run_id, count in counts.items():
+            if count != most and len(set(counts.values())) > 1:
+                other = next(i for i, value in counts.items() if value != count)
+                words = f"{count} useful tokens, {other} on {counts[other]} of the same rows"
+                yield run_id, f"it validated on {words}"
+
+
+@between(
     "loss and gradient norm of a step",
     "those of a run with its samples",
     "other runs",
@@ -518,8 +571,9 @@ def _find_other_counts(siblings: Siblings) -> Found:
     "as between sums in another order: 4e-6 at first in fp32 (query `order`)",
 )
 def _find_other_losses_of_samples(siblings: Siblings) -> Found:
-    """Equal weights and samples have equal losses and gradients in every layout. Which of two is
-    wrong, their own validation may know.
+    """Equal weights and samples have equal losses and gradients in every layout, within the rounding
+    of each. Which of two is wrong, their own validation may know. Where gradients are rounded, weights
+    differ after the first step, and norms by more than losses.
     """
     for ids in siblings.groups("factors", "science", "repeat", "arm", "resumed_from"):
         by_batch: dict[tuple, dict[str, list[float]]] = defaultdict(dict)
@@ -527,16 +581,30 @@ def _find_other_losses_of_samples(siblings: Siblings) -> Found:
             for step, digest, _, *values in siblings.counts.get(run_id, np.zeros((0, 5))).tolist():
                 by_batch[siblings.family(run_id), step, digest][run_id] = values
         named = set()
+        rounded = {i for i in ids if siblings.rows[i]["compression"] == "bf16"}
+        least_trusted = rounded | siblings.contradicting
         for (_, step, _), of in by_batch.items():
-            limit = _find_loss_tolerance(siblings.rows[ids[0]]["precision"], step)
+            limits = {
+                i: _find_loss_tolerance(
+                    "bf16" if i in rounded else siblings.rows[i]["precision"], step
+                )
+                for i in of
+            }
             for place, name in enumerate(("loss", "gradient norm")):
-                known = {i: values[place] for i, values in of.items() if values[place] > 0}
-                trusted = [i for i in known if i not in siblings.contradicting] or list(known)
+                skipped = rounded if place and step > 0 else set()
+                known = {
+                    i: values[place]
+                    for i, values in of.items()
+                    if values[place] > 0 and i not in skipped
+                }
+                trusted = [i for i in known if i not in least_trusted] or list(known)
                 if len(known) < 2:
                     continue
                 middle = statistics.median(known[i] for i in trusted)
-                least = max(LEAST_NORM, NORM_TIMES * limit) if place else limit
                 for run_id, value in known.items():
+                    least = limits[run_id]
+                    if place:
+                        least = max(LEAST_NORM, NORM_TIMES * least)
                     if run_id not in named and abs(value / middle - 1) > least / 2:
                         named.add(run_id)
                         words = f"{value:.6g}, beside {middle:.6g} of the same samples"
@@ -943,7 +1011,11 @@ def _find_overlaps(siblings: Siblings) -> Found:
 
 
 @between(
-    "boot and memory of the machine", "those of the other runs", "other runs", "caution", "5 %"
+    "boot and memory of the machine",
+    "those of the other runs",
+    "other runs",
+    "caution",
+    f"{100 * OTHER_MEMORY:g} %",
 )
 def _find_other_machines(siblings: Siblings) -> Found:
     """Times of two machines of one type, or of one machine before and after a restart, may
@@ -962,12 +1034,12 @@ def _find_other_machines(siblings: Siblings) -> Found:
         ((most, _),) = Counter(of.values()).most_common(1)
         other = next((run_id for run_id, value in of.items() if value == most), None)
         for run_id, value in of.items():
-            if of is memory and abs(value / most - 1) > 0.05:
+            if of is memory and abs(value / most - 1) > OTHER_MEMORY:
                 yield (
                     run_id,
                     (
-                        f"its machine has {value / 1e9:.4g} GB of memory, that of {other} "
-                        f"{most / 1e9:.4g} GB"
+                        f"its machine has {value / 1e9:.5g} GB of memory, that of {other} "
+                        f"{most / 1e9:.5g} GB"
                     ),
                 )
             elif of is boots and value != most:

@@ -66,6 +66,7 @@ def measured_runs(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
 
 #: read by name
 FILES = ("bundle.md",)
+README = "README.md"
 #: packages that made the folder
 PACKAGES = (
     "duckdb",
@@ -178,7 +179,7 @@ def write(
     }
     if "runs" in record["logs"]:
         files[LOGS] = read_file(output / LOGS)
-    files["README.md"] = _render_readme(record, files).encode()
+    files[README] = render_readme(record, cited="CITATION.cff" in files).encode()
     files["provenance.json"] = (canonical_json(record) + "\n").encode()
     _settle(output, files)
     sums = {name: sha256_file(output / name) for name in sorted(files)}
@@ -280,19 +281,21 @@ def _collect_tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     return files
 
 
-def _render_readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
+def render_readme(record: dict[str, Any], cited: bool) -> str:
+    """Return the README of a report with this record of its origin; `cited`: whether the folder has
+    a CITATION.cff.
+    """
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
     commit = clear_unknown(record["git"].get("commit"))
     logs = record["logs"]
     installed = record["installed"]
     changed = " with uncommitted changes" if record["git"].get("dirty") else ""
     proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
-    if LOGS not in files:
+    if "left_out" in logs:
         proof = (
             f"The logs are not in this folder: {logs['left_out']}. `verify` can then only "
             "compare checksums"
         )
-    cited = "CITATION.cff" in files
     return text.format(
         experiments="\n".join(f"- `{name}`" for name in record["order"]),
         cite="`CITATION.cff` says how to cite the software"

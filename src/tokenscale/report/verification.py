@@ -282,6 +282,8 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
     faults = _check_sums(chain, report)
     _check_signature(chain, report, signers)
     faults |= _check_packed_logs(chain, report, again, record=record)
+    if not faults.get(bundle.README):
+        _check_readme(chain, report, record)
     made = {
         path.relative_to(again / "report").as_posix()
         for path in (again / "report").rglob("*")
@@ -299,7 +301,7 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
                 equal=equal,
                 copied=path.is_file() and name.startswith(bundle.COPIED),
             )
-        elif made:
+        elif made and name != bundle.README:
             _compare_file(
                 chain,
                 name,
@@ -316,10 +318,37 @@ def _check_record(chain: Chain, report: Path) -> dict[str, Any]:
     record = dict[str, Any]()
     try:
         record = _read_record(report / RECORD)
+        installed = record["installed"]
+        chain.links["page"].differs += [
+            f"{RECORD}: packages have {name} {version}, installed is {installed[name]}"
+            for name, version in record["packages"].items()
+            if installed.get(name, version) != version
+        ]
         _note_environments(chain, record)
     except UserError as error:
         chain.links["page"].differs.append(f"{RECORD}: {error.what}")
     return record
+
+
+def _check_readme(chain: Chain, report: Path, record: dict[str, Any]) -> None:
+    """Compare the README with the text that follows from the record of the report's origin: also in
+    a folder without logs, of which nothing else can be made again.
+    """
+    path = report / bundle.README
+    link = chain.links["page"]
+    if not record or not path.is_file():
+        return
+    try:
+        with report_malformed(
+            report / RECORD, what="record of the report's origin", next="take the report again"
+        ):
+            cited = (report / "CITATION.cff").is_file()
+            made = bundle.render_readme(record, cited=cited).encode()
+    except UserError as error:
+        link.differs.append(f"{RECORD}: {error.what}")
+        return
+    if (found := read_file(path)) != made:
+        link.differs.append(f"{bundle.README}: {_name_first_byte(found, made)}")
 
 
 def _check_sums(chain: Chain, report: Path) -> dict[str, str]:
