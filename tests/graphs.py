@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.backends import registry
 from torch._dynamo.utils import counters
@@ -27,6 +26,7 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import compilation
+from tokenscale.train.fake_world import fake_world
 from tokenscale.train.models.decoder import Block
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
@@ -94,20 +94,6 @@ def batch_of(run: RunSettings, seed: int) -> Batch:
 
 
 @contextmanager
-def world_of(size: int) -> Iterator[World]:
-    if size == 1:
-        yield World(0, 1, 0, torch.device("cpu"))
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield World(0, size, 0, torch.device("cpu"))
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
 def inductor_replaced(backend: Callable) -> Iterator[None]:
     """Compile with another backend where Inductor would be used, from nothing."""
     torch._dynamo.reset()
@@ -161,9 +147,7 @@ def count(
     with ExitStack() as stack:
         found = stack.enter_context(counting_backend())
         stack.enter_context(patch.object(Block, "forward", observed))
-        # fake collectives return no values, and FlexAttention has no backward pass for a CPU's
-        # compiled code
-        stack.enter_context(patch("tokenscale.train.parallel.ddp.allreduce_hook", _return_bucket))
+        # FlexAttention has no backward pass for a CPU's compiled code
         stack.enter_context(patch("tokenscale.train.models.attention._varlen", _varlen))
         stack.enter_context(
             patch("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
@@ -203,17 +187,11 @@ def _varlen(query, key, value, cut, longest, causal):
     return varlen(query, key, value, cut, longest)
 
 
-def _return_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future:
-    future: torch.futures.Future = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
-
-
 def count_case(
     layout: str, checkpointing: str, mask: str, precision: str
 ) -> tuple[dict[str, int], int]:
     run = run_of(layout, checkpointing, mask, precision)
-    with world_of(run.layout.world_size) as world:
+    with fake_world(run.layout.world_size) as world:
         # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what two
         # steps would
         return count(

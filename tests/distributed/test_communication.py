@@ -2,7 +2,7 @@
 that is a fake.
 
 The numbers follow from the methods, and are written out as they do: L blocks and the rest, M
-micro-steps. DDP is not here: its hooks wait for futures, which the fake never fills, unlike ZeRO-1's.
+micro-steps.
 """
 
 from dataclasses import replace
@@ -10,8 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.distributed.parity import SHAPE
 from tests.distributed.ranks import run_ranks
@@ -19,7 +17,7 @@ from tests.distributed.test_parity import Exchanges
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.parallel.world import World
+from tokenscale.train.fake_world import fake_world
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer
 
@@ -38,32 +36,24 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
     """Operation → times, in one step of one rank. Nothing is sent: what comes in are numbers that
     were there before.
     """
-    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
-    try:
-        shape = {
-            "sequence_length": LENGTH,
-            "global_batch": MICRO_STEPS * layout.data_parallel_size,
-            "micro_batch": 1,
-        }
-        run = RunSettings(model=MODEL, layout=layout, **shape)
-        assert run.problems() == []
-        trainer = Trainer(
-            run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa"
-        )
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY, (MICRO_STEPS, LENGTH))
-        batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
+    run = RunSettings(
+        model=MODEL,
+        layout=layout,
+        sequence_length=LENGTH,
+        global_batch=MICRO_STEPS * layout.data_parallel_size,
+        micro_batch=1,
+    )
+    assert run.problems() == []
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (MICRO_STEPS, LENGTH))
+    batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
+    useful = torch.tensor(float(tokens.size * layout.data_parallel_size))
+    with fake_world(layout.world_size, rank) as world:
+        trainer = Trainer(run, MODEL, world, "sdpa")
         # the first step finds out about the module, the second orders DDP's buckets by it
         for _ in range(3):
             with Exchanges() as found:
-                trainer.step(
-                    batch,
-                    torch.tensor(float(tokens.size * layout.data_parallel_size)),
-                    1e-3,
-                    HostTimer(),
-                )
-        return found.counts
-    finally:
-        dist.destroy_process_group()
+                trainer.step(batch, useful, rate=1e-3, timer=HostTimer())
+    return found.counts
 
 
 def exchanges_of(world, cases):
@@ -83,6 +73,8 @@ TENSOR = M * (BLOCK * L + 2 * EDGE)
 THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
 ENDS = {"gather": M * (BLOCK + EDGE), "scatter": M * (BLOCK + EDGE), "send": M, "receive": M}
 CASES = {
+    # one bucket has all gradients of so small a model
+    "ddp@64": (LayoutSettings(data=64), 5, {"sum": 1}),
     # one bucket has all gradients of so small a model
     "zero1@64": (
         LayoutSettings(shard=64, sharding="zero1"),

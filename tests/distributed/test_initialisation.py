@@ -4,10 +4,6 @@ for others.
 
 import numpy as np
 import pytest
-import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tests.distributed import parity
 from tests.distributed.parity import (
@@ -27,6 +23,7 @@ from tokenscale.referee.accounting import plan_phases
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train import trainer as engine
 from tokenscale.train.collectives import local
+from tokenscale.train.fake_world import LiveBytes
 from tokenscale.train.models import initial_values
 from tokenscale.train.models.build import objective_of
 
@@ -52,29 +49,6 @@ PARTS = {
 WORK_BYTES = 25_000
 
 
-class PeakMemory(TorchDispatchMode):
-    """The largest number of bytes of tensors, other than on the meta device, that existed at one
-    time.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-        self._storages = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and not (part := local(tensor)).is_meta:
-                storage = part.untyped_storage()
-                self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._storages = {
-            place: kept for place, kept in self._storages.items() if not kept[0].expired()
-        }
-        self.bytes = max(self.bytes, sum(size for _, size in self._storages.values()))
-        return found
-
-
 def initial_of(world, run):
     """What this rank holds, its modules, and whether it exchanges gradients behind backward."""
     trainer = trainer_of(run, world)
@@ -85,9 +59,9 @@ def initial_of(world, run):
 def peak_of(world, run):
     """The bytes that this rank's modules hold, and the most that there were."""
     initial_values.CHUNK = 512  # in this fork alone
-    with PeakMemory() as peak:
+    with LiveBytes() as live:
         trainer = trainer_of(run, world)
-    return sum(values.nbytes for values in modules_of(trainer).values()), peak.bytes
+    return sum(values.nbytes for values in modules_of(trainer).values()), live.peak
 
 
 def modules_of(trainer):

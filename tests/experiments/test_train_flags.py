@@ -122,6 +122,7 @@ FACTORS = {
 #: flags that no level has, and why
 LEFT_OUT = {
     "optimizer.moments": "for precision bf16-true alone",
+    "layout.accumulation_format": "for precision bf16-true alone; tests/distributed/test_accumulation_format.py",
     "arm": "needs the environment of another trainer; tests/unit/test_arms.py",
     "compile": "compiling takes a minute; tests/unit/test_models.py compares compiled blocks",
     "resume_from": "needs the state of another run; tests/faults/test_resume.py",

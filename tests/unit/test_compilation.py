@@ -21,10 +21,10 @@ from tests.graphs import (
     counting_backend,
     inductor_replaced,
     run_of,
-    world_of,
 )
 from tokenscale.train import compilation
 from tokenscale.train.compilation import compile_blocks, compile_function
+from tokenscale.train.fake_world import fake_world
 from tokenscale.train.models.attention import build_block_mask
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer
@@ -105,7 +105,7 @@ def test_all_blocks_share_one_graph_in_any_combination():
 )
 def test_chunks_and_rows_that_do_not_divide_are_one_graph_more_for_any_length(changes, expected):
     run = replace(run_of("single", "none", "row", "bf16"), **changes)
-    with world_of(1) as world:
+    with fake_world(1) as world:
         assert count(run, "sdpa", world)[0] == counts_of(*expected)
 
 
@@ -205,7 +205,7 @@ def test_inductors_code_computes_what_eager_blocks_do(checkpointing, precision, 
     exact = precision == "fp32"
     run = replace(run_of("single", checkpointing, "sdpa", precision), loss_chunk=chunk)
     found = {}
-    with world_of(1) as world:
+    with fake_world(1) as world:
         for compiled in (False, True):
             torch._dynamo.reset()
             compile_function.cache_clear()
@@ -261,7 +261,7 @@ def test_selective_checkpointing_stores_the_output_of_flex_attention(mode, again
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
     run = run_of("single", mode, "flex", "fp32")
     run = replace(run, model=replace(run.model, layers=1), global_batch=2)
-    with world_of(1) as world, inductor_replaced(backend):
+    with fake_world(1) as world, inductor_replaced(backend):
         trainer = Trainer(run, run.model, world, "flex")
         trainer.step(batch_of(run, 0), torch.ones(()), 1e-3, HostTimer())
     backward = [names for names in calls if "flex_attention_backward" in names]

@@ -263,6 +263,16 @@ def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words,
             {},
             {"runs": {**IN_BF16, "optimizer": {"beta2": 0.999, "moments": "fp32"}}},
         ),
+        (
+            {"micro_batch": [1, 2]},
+            {
+                "runs": {
+                    "precision": "bf16-true",
+                    "optimizer": {"moments": "fp32"},
+                    "layout": {"accumulation_format": "fp32"},
+                }
+            },
+        ),
         ({}, {"runs": {"optimizer": {"beta2": 0.999, "learning_rate": 2e-5}}}),
         ({"approach": APPROACHES, "micro_batch": [1, 2]}, {}),
         (STUDY, {"texts": LARGE, "runs": {"budget": {"epochs": 0.1}}}),

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.study_train.conftest import asked
 from tokenscale.base.errors import UserError
 from tokenscale.base.wording import format_bytes
+from tokenscale.cli.plan_memory import render_memory
 from tokenscale.cli.train.request import LEARNED_VOCABULARY
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.prices import Price, sum_prices
@@ -84,6 +85,18 @@ def test_whole_gradients_between_micro_steps_are_refused_where_their_shards_fit(
     with pytest.raises(UserError, match="than a GPU has"):
         start.check_memory(whole, machine)
     start.check_memory(replace(whole, global_batch=4), machine)  # one micro-step
+
+
+def test_a_run_that_fits_but_for_a_moment_of_its_step_is_refused():
+    """`plan` lists it in the same words."""
+    run = replace(TINY, device="auto", layout=LayoutSettings(shard=4), global_batch=64)
+    held = largest_memory(run, "cuda")
+    assert held.transient > 0.05 * held.held
+    room = (held.held + held.transient / 2) / GIB
+    with pytest.raises(UserError, match="needs more memory than a GPU has"):
+        start.check_memory(run, Machine(name="m", gpus_per_node=4, gpu_memory_gib=room))
+    (line,) = list(render_memory([run], room))[1:]
+    assert line.endswith(f" for a moment in a pass: does not fit a GPU of {room:g} GiB")
 
 
 def test_a_run_without_a_known_vocabulary_or_memory_passes(monkeypatch):

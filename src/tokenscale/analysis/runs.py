@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from tokenscale.analysis.run_record import read_settings
@@ -187,7 +187,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     )
     if shape is not None and run is not None:
         held = largest_memory(replace(run, model=shape), device=row["device_kind"])
-        row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
+        row |= {f"predicted_{part}_bytes": size for part, size in held.parts.items()}
     outcome = record.get("outcome") or {}
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:

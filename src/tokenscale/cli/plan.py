@@ -5,7 +5,6 @@ table.
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed
@@ -13,11 +12,9 @@ from tokenscale.base.files import write_sealed
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
-from tokenscale.cli.library_weights import count_library_weights
+from tokenscale.cli.plan_memory import measure_memory, render_memory
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.card import TextCard, choose_samples, count_dropped
-from tokenscale.costs.flops import UncountedModelError
-from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
 from tokenscale.data.corpus.raw_text import RawText
@@ -26,7 +23,7 @@ from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.data import state_cleaning
 from tokenscale.settings.experiments import describe_repeats
-from tokenscale.settings.layout import LayoutSettings, geometry
+from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import corpus_manifest
 from tokenscale.settings.profile import CONFIG_FILE
@@ -47,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also price rented GPUs, as in config/prices.yaml",
     )
     parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="instead of the plan: run one step of each cell without devices, and print its bytes",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,6 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
                 "--output takes one experiment.", found=", ".join(names), next="name one experiment"
             )
         write_sealed(arguments.output, record=config.table(names[0]))
+        return 0
+    if arguments.measure:
+        runs = [run.settings for run in config.all_runs(names).values()]
+        for line in measure_memory(runs):
+            print(line, flush=True)
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     print(*plan(config, names), *render_rent(config, names, gpus=gpus), sep="\n")
@@ -347,125 +354,3 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
     if not kept:
         yield "  submission will be refused. Raise the budget with"
         yield f"    --config '{suggest_budget(needed)}'"
-
-
-def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iterator[str]:
-    """Yield one line for each model, micro-batch shape and precision; layouts with equal memory
-    share a line.
-
-    A line says where the memory exceeds `gpu_gib`, that of a GPU in GiB.
-    """
-
-    def order(run: RunSettings) -> tuple:  # small layouts before large ones of the same method
-        layout = run.layout
-        return (
-            run.model.name,
-            layout.world_size,
-            layout.method,
-            run.micro_batch,
-            run.precision,
-            _format_options(run),
-        )
-
-    found: dict[tuple[str, ...], dict[str, None]] = {}
-    unknown: dict[str, None] = {}
-    for run in sorted(runs, key=order):
-        memory, reason = _predict_memory(run, gpu_gib)
-        if memory is None:
-            unknown[f"    {run.model.name}: {reason}"] = None
-            continue
-        shape = f"{run.micro_batch} x {run.sequence_length}"
-        what = (run.model.name, shape, run.precision, _format_options(run), *memory)
-        found.setdefault(what, {})[_format_layout(run.layout) + _format_sent(run)] = None
-    kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
-    sent = (
-        ", and bytes sent by a rank in a step"
-        if any(run.layout.data_parallel_size > 1 for run in runs)
-        else ""
-    )
-    yield f"  memory of the rank with the most, predicted for {kernels} kernels{sent}:"
-    lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for *pieces, total, parts in lines:
-        *wide, room, _ = widths
-        columns = [text.ljust(width) for text, width in zip(pieces, wide, strict=True) if width]
-        yield f"    {'  '.join(columns)}  {total.rjust(room)} = {parts}"
-    yield from unknown
-
-
-def _format_layout(layout: LayoutSettings) -> str:
-    """Describe the degrees of a layout that are above 1."""
-    names = {"shard": layout.sharding, "pipeline": layout.schedule}
-    degrees = (
-        (degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline")
-    )
-    return (
-        " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1)
-        or "one rank"
-    )
-
-
-def _format_sent(run: RunSettings) -> str:
-    """Describe the bytes that a rank sends in a step to keep copies and shards alike; empty where
-    none or unknown.
-    """
-    vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
-    if (
-        run.layout.data_parallel_size == 1
-        or run.model.transformers is not None
-        or vocabulary is None
-    ):
-        return ""
-    sent = exchanged_bytes(replace(run, model=run.model.with_vocabulary(vocabulary)))
-    return f" ({format_bytes(sent)} sent)"
-
-
-def _format_options(run: RunSettings) -> str:
-    """Describe the other settings that a run's memory depends on."""
-    again = run.activation_checkpointing
-    named = {
-        f"{again} checkpointing": again != "none",
-        f"loss_chunk {run.loss_chunk}": run.loss_chunk,
-        "gradients accumulated unsharded": run.layout.accumulation == "unsharded",
-    }
-    named |= {name: getattr(run, name) for name in ("document_mask", "compile", "float8")}
-    return ", ".join(name for name, used in named.items() if used)
-
-
-def _predict_memory(
-    run: RunSettings, gpu_gib: float | None
-) -> tuple[tuple[str, str] | None, str | None]:
-    """Return ((sum, terms of the sum), None), or (None, why the memory is not known)."""
-    vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
-    if vocabulary is None:
-        return (
-            None,
-            (
-                f"not known before the tokenizer {run.tokenizer.name} is built, which decides the "
-                "vocabulary"
-            ),
-        )
-    try:
-        counted = count_library_weights(run, vocabulary_size=vocabulary)
-        whole = replace(
-            counted, model=counted.model.with_vocabulary(vocabulary), compile=False, float8=False
-        )
-        predicted = largest_memory(whole, device="cpu" if run.device == "cpu" else "cuda")
-    except UncountedModelError:
-        return (
-            None,
-            f"not known without the library transformers, which builds {run.model.transformers}",
-        )
-    unit, name = (1 << 30, "GiB") if predicted.total >= 1 << 30 else (1 << 20, "MiB")
-    if run.compile or run.float8:
-        eager = " as without " + ("compile" if run.compile else "float8")
-    else:
-        eager = ""
-    parts = []
-    for part, size in asdict(predicted).items():
-        text = f"{part}, not predicted" if size is None else f"{format_number(size / unit)} {part}"
-        parts.append(text + eager * (size is not None and part == "activations"))
-    remark = ""
-    if gpu_gib is not None and run.device != "cpu" and predicted.total > gpu_gib * (1 << 30):
-        remark = f": does not fit a GPU of {gpu_gib:g} GiB"
-    return (f"{format_number(predicted.total / unit)} {name}", " + ".join(parts) + remark), None

@@ -1003,14 +1003,13 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
     for _, run in design.settings:
         if run.precision != "bf16-true":
             continue
-        most_passes = max(
-            most_passes,
-            micro_steps(
+        if run.layout.accumulation_format == "stored":
+            passes = micro_steps(
                 run.global_batch,
                 world_size=run.layout.data_parallel_size,
                 micro_batch=run.micro_batch,
-            ),
-        )
+            )
+            most_passes = max(most_passes, passes)
         optimizer = run.optimizer
         weight = run.model.initial_deviation
         if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
@@ -1043,7 +1042,7 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
             level="warn",
             what=f"with bf16-true gradients of {most_passes} micro-steps are added in bf16",
             key="runs.micro_batch",
-            next="raise micro_batch to one micro-step, or precision: bf16, which adds them in fp32",
+            next="layout.accumulation_format: fp32, one micro-step, or precision: bf16",
         )
     yield from found.values()
 

@@ -82,6 +82,12 @@ class LayoutSettings:
         "so that a rank holds its shard, as in torchtitan. unsharded: reduced in the last one, so that "
         "each rank holds the whole model's gradient until then",
     )
+    accumulation_format: Literal["stored", "fp32"] = option(
+        "stored",
+        description="precision bf16-true: format in which gradients of micro-steps are added. stored: that "
+        "of the weights, which rounds every sum; fp32: 4 bytes a gradient, reduced by DDP and zero1 "
+        "after backward. Needs optimizer.moments: fp32",
+    )
     embedding_group: bool = option(
         False,
         description="sharding zero3: gather the embedding separately, reshard it after its lookup",
@@ -133,6 +139,14 @@ class LayoutSettings:
     def data_parallel_size(self) -> int:
         """Number of ranks, or groups of ranks, that read different sequences."""
         return self.data * self.shard
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients are views of DDP's buckets, which stay from step to step. Buckets have
+        the format of the weights.
+        """
+        in_buckets = self.pipeline == 1 and self.accumulation_format == "stored"
+        return in_buckets and self.methods[-1] in ("ddp", "zero1")
 
     @property
     def stages(self) -> int:
@@ -187,17 +201,23 @@ class LayoutSettings:
             yield field, f"{text}; at most {global_batch} ranks, or a larger global_batch"
         if self.shard == 1 and self.sharding != _DEFAULT["sharding"]:
             yield "sharding", f"{self.sharding} needs several ranks: set layout.shard"
-        buckets = self.pipeline == 1 and self.methods[-1] in ("ddp", "zero1")
         for name in ("bucket_megabytes", "compression"):
-            if getattr(self, name) != _DEFAULT[name] and not buckets:
+            if getattr(self, name) != _DEFAULT[name] and not self.keeps_gradients:
                 yield (
                     name,
                     (
-                        f"{self.method} has no gradient buckets: only ddp and zero1 without a "
-                        "pipeline have"
+                        f"{self.method} has no gradient buckets: only ddp and zero1 have, without a "
+                        "pipeline and accumulation_format fp32"
                     ),
                 )
         yield from self._fsdp_problems(model)
+        if self.accumulation_format == "fp32":
+            if self.accumulation == "unsharded":
+                text = "FSDP adds unsharded gradients in the format of the weights: use sharded"
+                yield "accumulation", f"{text}, or accumulation_format stored"
+            if self.pipeline > 1 and self.schedule == "zero-bubble":
+                text = "zero-bubble adds deferred gradients in the format of the weights: use 1f1b"
+                yield "schedule", f"{text}, or accumulation_format stored"
         if self.copies != _DEFAULT["copies"] and self.copies not in self.methods:
             yield "copies", "needs full replicas: set layout.data, without shard"
         if self.shard > 1 and self.sharding == "zero1" and self.data > 1:

@@ -701,6 +701,13 @@ class RunSettings:
                 "gather",
                 "translation needs stored weights: set checkpoints.final, then evaluate --bleu",
             )
+        if self.layout.accumulation_format == "fp32":
+            if self.precision != "bf16-true":
+                text = f"precision {self.precision} has gradients in fp32 already: remove it"
+                yield "accumulation_format", text
+            elif self.optimizer.moments != "fp32":
+                text = "moments in bf16 take gradients in bf16: set optimizer.moments: fp32"
+                yield "accumulation_format", text
         if self.float8 and self.layout.tensor > 1:
             yield (
                 "tensor",

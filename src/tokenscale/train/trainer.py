@@ -177,7 +177,9 @@ class Trainer:
         self.loss_scale.update(bad)
         if probe is not None:
             probe.after(self.optimizer)
-        self.model.zero_grad(set_to_none=not self.parallel.keeps_gradients)
+        # views of buckets are set to zero: new gradients would stand beside the buckets until the
+        # last micro-step
+        self.model.zero_grad(set_to_none=not self.run.layout.keeps_gradients)
         for tensor in self.shards.tensors:
             if not tensor.requires_grad:  # rows of a parameter, whose gradient is part of another
                 tensor.grad = None

@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -373,7 +373,7 @@ def check_memory(
             on_gpus=on_gpus,
             needed=needed,
             room=room,
-            parts=asdict(most),
+            parts=most.parts | {"for a moment in a pass": most.transient},
         )
 
 

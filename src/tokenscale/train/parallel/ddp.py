@@ -43,11 +43,13 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     undoes that. Buffers are constants (rotary tables), so they are not broadcast.
 
     A pipeline stage is not wrapped, since DDP expects each forward to be followed by its backward:
-    its gradients are averaged after its last backward pass. `static_graph` is left out: with it
-    torch 2.13's reducer fails in the first of several micro-steps, which reduces nothing.
+    its gradients are averaged after its last backward pass. So are gradients in fp32 of weights in
+    bf16 (`accumulation_format`): DDP's buckets have the format of the weights. `static_graph` is
+    left out: with it torch 2.13's reducer fails in the first of several micro-steps, which reduces
+    nothing.
     """
     group = mesh.group("data")
-    if mesh.size("pipeline") > 1:
+    if not mesh.layout.keeps_gradients:
         materialise(parallel.module, device=mesh.world.device)
         assert group is not None  # DDP has several copies
         names = tuple(name for name, _ in parallel.objective.model.named_parameters())
@@ -78,19 +80,21 @@ def _wrap(
     if parallel.compilation is not None:
         replace_forward(wrapped, make=_whole_graphs)
     listener = BucketListener()
+    # of torch's fake process group, whose futures never complete
+    is_fake = dist.get_backend(group) == "fake"
 
     def reduce_bucket(
         group: dist.ProcessGroup, bucket: dist.GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
         if listener.on_ready is not None:
             listener.on_ready()
-        return hook(group, bucket)
+        reduced = hook(group, bucket)
+        return noop_hook(None, bucket) if is_fake else reduced
 
     wrapped.register_comm_hook(group, reduce_bucket)
     parallel.module = wrapped
     parallel.accumulate = wrapped.no_sync
     parallel.bucket_listener = listener
-    parallel.keeps_gradients = True
     return parallel
 
 
@@ -120,8 +124,9 @@ def _reduce_in_bf16(
 
 def apply_zero1(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Shard the optimizer state. Each rank gets the mean gradient of its rows of every parameter
-    alone, in DDP's buckets during backward; it updates these rows, and ranks gather them. A
-    pipeline's gradients are reduced after its last backward pass.
+    alone, in DDP's buckets during backward; it updates these rows, and ranks gather them. Without
+    such buckets (`LayoutSettings.keeps_gradients`) gradients are reduced after the last backward
+    pass.
     """
     scatter = RowScatter(
         group=mesh.group("shard"),
@@ -129,7 +134,7 @@ def apply_zero1(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         ranks=mesh.size("shard"),
         in_bf16=mesh.layout.compression == "bf16",
     )
-    if mesh.size("pipeline") > 1:
+    if not mesh.layout.keeps_gradients:
         materialise(parallel.module, device=mesh.world.device)
     else:
         _wrap(parallel, mesh, group=mesh.group("shard"), hook=scatter.reduce_bucket)
@@ -237,7 +242,7 @@ class RowShards(LocalShards):
         self._group = mesh.group("shard")
         super().__init__(model, mesh, sharding)
         self.reduces_after_backward = True
-        self._in_backward = mesh.size("pipeline") == 1
+        self._in_backward = mesh.layout.keeps_gradients
 
     def reduce_gradients(self) -> None:
         if not self._in_backward:

@@ -115,7 +115,21 @@ class FSDPShards(LocalShards):
         self._root = root
         self._index = mesh.index("shard")
         self._count = mesh.size("shard")
+        self._adds_in_fp32 = mesh.layout.accumulation_format == "fp32"
         super().__init__(model, mesh, sharding)
+
+    def _add_in_fp32(self) -> None:
+        """Add what FSDP reduces in a pass to this rank's gradient in fp32: FSDP itself adds in the
+        format of the weights.
+        """
+        for name, weight in self.model.named_parameters():
+            shard = self.by_name[name].tensor
+            shard.grad_dtype = torch.float32
+            weight.register_post_accumulate_grad_hook(partial(_move_gradient, shard))
+
+    def _gradient(self, name: str, weight: nn.Parameter) -> Tensor:
+        gradient = self.by_name[name].tensor.grad
+        return gradient if gradient is not None else super()._gradient(name, weight)
 
     def _rows(self, weight: Any) -> tuple[Tensor, int, int]:
         return (
@@ -140,8 +154,20 @@ class FSDPShards(LocalShards):
             for parameter in parameters
             if hasattr(parameter, "_unsharded_param")  # set by the first gather
         ]
+        if self._adds_in_fp32:
+            found += [shard.grad for shard in self.tensors]
         return [local(gradient) for gradient in found if gradient is not None]
 
     def _assign_gradients(self) -> None:
+        if self._adds_in_fp32:
+            return  # they are there
         for name, weight in self.model.named_parameters():
             self.by_name[name].tensor.grad = None if weight.grad is None else local(weight.grad)
+
+
+def _move_gradient(shard: Tensor, weight: nn.Parameter) -> None:
+    """Add a weight's gradient to that of `shard`, in fp32, and remove it."""
+    assert weight.grad is not None  # FSDP has reduced it
+    gradient = local(weight.grad)
+    shard.grad = gradient.float() if shard.grad is None else shard.grad.add_(gradient)
+    weight.grad = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from tokenscale.base.errors import UserError
 from tokenscale.settings.layout import DEGREES, LayoutSettings, MeshCoordinate
 from tokenscale.train.collectives import local
 from tokenscale.train.compilation import Compilation
@@ -172,6 +173,26 @@ class LocalShards:
                 global_shape=spec.global_shape,
                 first=first,
             )
+        if mesh.layout.accumulation_format == "fp32":
+            self._add_in_fp32()
+
+    def _add_in_fp32(self) -> None:
+        """Make gradients fp32 whatever the format of the weights: autograd casts each to it before
+        it adds it. Raises UserError where torch is too old.
+        """
+        if not hasattr(Tensor, "grad_dtype"):
+            raise UserError(
+                "layout.accumulation_format: fp32 needs a newer torch, with Tensor.grad_dtype.",
+                found=f"torch {torch.__version__}",
+                next="install torch 2.13, or remove accumulation_format",
+            )
+        for tensor in (*self.model.parameters(), *self.tensors):
+            tensor.grad_dtype = torch.float32
+
+    def _gradient(self, name: str, weight: nn.Parameter) -> Tensor:
+        """Return this rank's part of a gradient, after the last backward pass."""
+        assert weight.grad is not None  # every weight takes part in the loss
+        return local(weight.grad)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
         """Return this rank's rows of a module's parameter, the first row's number, and the rows of
@@ -196,11 +217,7 @@ class LocalShards:
         if self.reductions:
             weights = dict(self.model.named_parameters())
             for reduction in self.reductions:
-                gradients: dict[str, Tensor] = {}
-                for name in reduction.names:
-                    gradient = weights[name].grad
-                    assert gradient is not None  # every weight takes part in the loss
-                    gradients[name] = local(gradient)
+                gradients = {name: self._gradient(name, weights[name]) for name in reduction.names}
                 _all_reduce(gradients, reduction)
         self._assign_gradients()
 
@@ -267,9 +284,6 @@ class ParallelModel:
     #: context of all backward passes of a step but the last
     accumulate: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None
-    #: gradients are views of DDP's buckets: they are set to zero after a step, since new ones would
-    #: stand beside the buckets until the last micro-step
-    keeps_gradients: bool = False
     #: context of forward passes in which every rank of a tensor group has all positions between
     #: blocks
     whole_positions: Callable[[], AbstractContextManager] = nullcontext
