@@ -124,6 +124,21 @@ def test_runs_at_several_world_sizes_are_paired_as_before(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("fields", "agree"),
+    [
+        ({"precision": "fp32", "compression": "none"}, False),
+        ({"precision": "fp32", "compression": "bf16"}, True),
+        ({"precision": "bf16", "compression": "none"}, True),
+    ],
+)
+def test_gradients_rounded_to_bf16_have_the_tolerance_of_16_bits(fields, agree, tmp_path):
+    runs = [tables.run("a", precision="fp32"), tables.run("b", world_size=2, **fields)]
+    rows = tables.steps("a", 8) + rest("b", 0, loss_sum=30.03)
+    (found,) = query("order", made(tmp_path, runs, rows))["losses_agree"]
+    assert found == agree
+
+
+@pytest.mark.parametrize(
     "source, change",
     [
         *(
