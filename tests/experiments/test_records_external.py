@@ -205,7 +205,7 @@ def damaged(folder, change_step=None, change_validation=None, **facts):
         ({"change_validation": {"loss_sum": -1.0}}, "a loss_sum of -1.0"),
         ({"change_validation": {"loss_sum": 1e300}}, "a loss_sum of 1e+300"),
         ({"change_validation": {"correct_tokens": 51}}, "correct_tokens of 51"),
-        ({"steps": 5}, "4 of 5 steps are in the logs of all ranks"),
+        ({"steps": 5}, "4 of 5 steps are in its log"),
         ({"global_batch": 16}, "ranks hold 8 rows at step 0, the global batch is 16"),
         (
             {"sequence_length": 32},
