@@ -517,10 +517,13 @@ def list_targets(log: Log) -> Iterator[Target]:
 
 @dataclass
 class Campaign:
-    """An experiment's logs, read once."""
+    """An experiment's logs, read once. `asks_all`: runs are compared where one is named by itself,
+    too.
+    """
 
     results: Path
     experiment: str
+    asks_all: bool = False
     table: Row = field(default_factory=dict)
     contents: dict[str, RunContents] = field(default_factory=dict)
     stores: list[Row] = field(default_factory=list)
@@ -579,7 +582,8 @@ class Campaign:
 
     def judge(self, changed: Mapping[str, tuple[Row, RunContents]], compare: bool = True) -> Said:
         """Return who says something of the experiment with these runs changed; `compare`: also of
-        runs that are not comparable. Runs are compared where none is named by itself.
+        runs that are not comparable. Runs are compared where none is named by itself, or if
+        `asks_all`.
         """
         rows = dict(self._rows)
         said: Said = set().union(
@@ -588,7 +592,8 @@ class Campaign:
         for run_id, (entry, contents) in changed.items():
             rows[run_id], found = self._judge_run(entry, contents)
             said |= found
-            if any(value[0] != "?" for _, value in found - self.said[run_id]):
+            named = any(value[0] != "?" for _, value in found - self.said[run_id])
+            if named and not self.asks_all:
                 return said
         siblings = copy.deepcopy(self._siblings_without(frozenset(changed)))
         if compare:
