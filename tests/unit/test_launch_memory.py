@@ -91,8 +91,8 @@ def test_a_run_that_fits_but_for_a_moment_of_its_step_is_refused():
     """`plan` lists it in the same words."""
     run = replace(TINY, device="auto", layout=LayoutSettings(shard=4), global_batch=64)
     held = largest_memory(run, "cuda")
-    assert held.transient > 0.05 * held.held
-    room = (held.held + held.transient / 2) / GIB
+    assert held.transient > 0.05 * held.sum_of_parts
+    room = (held.sum_of_parts + held.transient / 2) / GIB
     with pytest.raises(UserError, match="needs more memory than a GPU has"):
         start.check_memory(run, Machine(name="m", gpus_per_node=4, gpu_memory_gib=room))
     (line,) = list(render_memory([run], room))[1:]

@@ -130,8 +130,8 @@ def test_the_rank_that_held_the_most_stands_beside_what_is_predicted_for_its_dev
     assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [
         getattr(expected, part) for part in PARTS
     ]
-    assert (row["rank"], row["bytes"], row["predicted_bytes"]) == (1, 48, expected.held)
-    assert row["predicted_per_measured"] == pytest.approx(expected.held / 48)
+    assert (row["rank"], row["bytes"], row["predicted_bytes"]) == (1, 48, expected.sum_of_parts)
+    assert row["predicted_per_measured"] == pytest.approx(expected.sum_of_parts / 48)
     on_gpu = largest_memory(replace(run, model=SHAPE), "cuda").activations
     assert other["predicted_activations_bytes"] == on_gpu < expected.activations
 

@@ -231,9 +231,11 @@ class Forward:
         found = 2 * self.norm_bytes() + 2 * self.dropout_bytes(self.product)
         found += self.product_input_bytes(3) + self.attention_bytes()
         inner = self.product * self.all * self.inner
-        swiglu = self.model.activation == "swiglu"
-        # gate, SiLU(gate), up and the input of down; or up and GELU(up)
-        return found + self.product_input_bytes(2 if swiglu else 1) + inner * (4 if swiglu else 2)
+        if self.model.activation == "swiglu":
+            # gate, SiLU(gate), up and the input of down
+            return found + self.product_input_bytes(2) + 4 * inner
+        # up and GELU(up)
+        return found + self.product_input_bytes(1) + 2 * inner
 
     def norm_bytes(self) -> int:
         """Return the bytes of a norm: input, one or two numbers per position, and unfused RMSNorm's

@@ -46,7 +46,7 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer
 
     @property
-    def held(self) -> int:
+    def sum_of_parts(self) -> int:
         """The sum of the parts. Not all gradients exist while all activations do, if there is one
         micro-step.
         """
@@ -55,12 +55,12 @@ class Memory:
     @property
     def transient(self) -> int:
         """Bytes by which the peak exceeds the sum of the parts: what backward makes for a moment."""
-        return max(0, (self.peak or 0) - self.held)
+        return max(0, (self.peak or 0) - self.sum_of_parts)
 
     @property
     def total(self) -> int:
         """The bytes that a rank must have: the sum of the parts, or the peak if it is larger."""
-        return self.held + self.transient
+        return self.sum_of_parts + self.transient
 
 
 def exchanged_bytes(run: RunSettings) -> int:

@@ -44,7 +44,7 @@ class Peak:
         self.resharded = self.sharded and layout.sharding == "zero3"
         #: whether gradients stand when backward begins
         self.stands = forward.steps > 1 or layout.keeps_gradients
-        #: whether backward makes new gradients, and does not add to those that stand
+        #: whether backward allocates new gradients: else it adds to those of earlier micro-steps
         reduced = self.sharded and layout.accumulation == "sharded"
         self.makes_gradients = reduced or not self.stands
         layers = sorted({weight.layer for weight in weights if weight.layer is not None})

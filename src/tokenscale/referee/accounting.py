@@ -109,7 +109,7 @@ def _find_unplanned_events(evidence: Evidence) -> Iterator[str]:
 
 @expect(
     "pairs that are translated",
-    must="the first ones, as many after each planned step, at most those asked for",
+    must="the first pairs of the corpus, equally many at each planned step, at most `validation.bleu`",
     known_from="settings",
     word="invalid",
 )
