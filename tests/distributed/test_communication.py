@@ -13,12 +13,12 @@ import torch
 
 from tests.distributed.parity import SHAPE
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_parity import Exchanges
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.fake_world import fake_world
 from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.profiling import Exchanges
 from tokenscale.train.trainer import Trainer
 
 pytestmark = pytest.mark.distributed

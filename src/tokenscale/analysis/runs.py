@@ -12,6 +12,7 @@ from typing import Any
 from tokenscale.analysis.run_record import read_settings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
+from tokenscale.costs.exchanges import most_exchanged_bytes
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.peaks import find_peak
@@ -188,6 +189,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     if shape is not None and run is not None:
         held = largest_memory(replace(run, model=shape), device=row["device_kind"])
         row |= {f"predicted_{part}_bytes": size for part, size in held.parts.items()}
+        row["predicted_sent_bytes"] = most_exchanged_bytes(replace(run, model=shape))
     outcome = record.get("outcome") or {}
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:

@@ -53,6 +53,7 @@ CREATE TABLE runs (
     queue_s DOUBLE, parameters BIGINT,
     predicted_parameters_bytes BIGINT,  -- of the rank with the most (costs/memory.py); so the three below
     predicted_gradients_bytes BIGINT, predicted_optimizer_bytes BIGINT, predicted_activations_bytes BIGINT,
+    predicted_sent_bytes BIGINT,  -- by a rank in a step; null where it is not predicted
     -- model FLOPs of a position's forward and backward pass (costs/flops.py): attention in full, or without what the
     -- causal mask leaves out; with what backward computes again; and the first of them as the record states it
     flops_per_token DOUBLE, flops_per_token_causal DOUBLE, flops_per_token_hardware DOUBLE,

@@ -8,8 +8,9 @@ from dataclasses import replace
 from tokenscale.base.errors import UserError
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli.library_weights import count_library_weights
+from tokenscale.costs.exchanges import most_exchanged_bytes
 from tokenscale.costs.flops import UncountedModelError
-from tokenscale.costs.memory import exchanged_bytes, fullest_rank, largest_memory, memory
+from tokenscale.costs.memory import fullest_rank, largest_memory, memory
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import OURS, RunSettings
@@ -46,7 +47,7 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
     kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
     sent = (
         ", and bytes sent by a rank in a step"
-        if any(run.layout.data_parallel_size > 1 for run in runs)
+        if any(run.layout.world_size > 1 for run in runs)
         else ""
     )
     yield f"  memory of the rank with the most, predicted for {kernels} kernels{sent}:"
@@ -72,18 +73,14 @@ def _format_layout(layout: LayoutSettings) -> str:
 
 
 def _format_sent(run: RunSettings) -> str:
-    """Describe the bytes that a rank sends in a step to keep copies and shards alike; empty where
-    none or unknown.
+    """Describe the bytes that the rank that sends most sends in a step; empty where none or
+    unknown.
     """
     vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
-    if (
-        run.layout.data_parallel_size == 1
-        or run.model.transformers is not None
-        or vocabulary is None
-    ):
+    if vocabulary is None:
         return ""
-    sent = exchanged_bytes(replace(run, model=run.model.with_vocabulary(vocabulary)))
-    return f" ({format_bytes(sent)} sent)"
+    sent = most_exchanged_bytes(replace(run, model=run.model.with_vocabulary(vocabulary)))
+    return f" ({format_bytes(sent)} sent)" if sent else ""
 
 
 def _format_options(run: RunSettings) -> str:

@@ -13,9 +13,7 @@ from tokenscale.costs.activations import (
     Forward,
     gradient_bytes,
     local_weights,
-    padded_elements,
 )
-from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import weights
 from tokenscale.costs.peak_memory import Peak
 from tokenscale.data.order.permutation import micro_steps, shard_rows
@@ -61,45 +59,6 @@ class Memory:
     def total(self) -> int:
         """The bytes that a rank must have: the sum of the parts, or the peak if it is larger."""
         return self.sum_of_parts + self.transient
-
-
-def exchanged_bytes(run: RunSettings) -> int:
-    """Return the bytes that a rank sends in a step to keep weights equal over `data` and `shard`,
-    as rings send them.
-
-    DDP reduces all gradients. zero1 scatters their sums, and gathers the updated weights. FSDP scatters the sums of
-    gradients in every micro-step, and ranks of replicas (HSDP) then reduce their shards of them;
-    with `accumulation: unsharded` both happen once a step. zero2 gathers weights once a step; zero3
-    gathers a block's weights for every forward and every backward pass, and the rest for every
-    micro-step.
-    """
-    layout = run.layout
-    weights = local_weights(run, coordinate=layout.coordinate(0))
-    elements = sum(prod(w.shape) for w in weights)
-    size = 2 if run.precision == "bf16-true" else 4
-    reduced = 2 if layout.compression == "bf16" else gradient_bytes(run)
-    if layout.shard == 1:
-        return round(bus_factor("all_reduce", ranks=layout.data) * reduced * elements)
-    half = bus_factor("all_gather", ranks=layout.shard)
-    padded = sum(padded_elements(w, shards=layout.shard) for w in weights)
-    if layout.sharding == "zero1":
-        return round(half * (reduced + size) * padded)
-    passes = micro_steps(
-        run.global_batch, world_size=layout.data_parallel_size, micro_batch=run.micro_batch
-    )
-    reductions = passes if layout.accumulation == "sharded" else 1
-    gathered = float(padded)
-    if layout.sharding == "zero3":
-        blocks = sum(
-            padded_elements(w, shards=layout.shard) for w in weights if w.layer is not None
-        )
-        again = (
-            half if layout.reshard_to is None else bus_factor("all_gather", ranks=layout.reshard_to)
-        )
-        gathered = passes * (padded + blocks * again / half)
-    replicas = bus_factor("all_reduce", ranks=layout.data) * size * padded / layout.shard
-    gathers = half * (2 if layout.gather == "bf16" else size) * gathered
-    return round(gathers + reductions * (half * size * padded + replicas))
 
 
 def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tokenscale.analysis.runs import find_shape
 from tokenscale.analysis.steps import Steps
+from tokenscale.costs.exchanges import exchanged_bytes, is_predicted
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
 from tokenscale.costs.schedule import learning_rate, steps_of
@@ -48,6 +49,9 @@ SAME_ON_RANKS = 1e-6
 #: version hold what is predicted; runs of earlier ones held down to 0.85 of it in pipelines
 LEAST_ACTIVATIONS = 0.8
 MOST_ACTIVATIONS = 1.05
+#: bytes of the numbers that ranks send beside weights, gradients and positions: losses and norms
+SINGLE_NUMBERS = 64
+SINGLE_NUMBERS_SHARE = 1e-4
 
 
 # -- how the run ended
@@ -1029,6 +1033,29 @@ def _find_other_activations(evidence: Evidence) -> Iterator[str]:
         if not least <= share <= MOST_ACTIVATIONS:
             found = f"activations_bytes of rank {event['rank']} are {event['activations_bytes']}"
             yield f"{found}, predicted are {predicted}"
+            return
+
+
+@expect(
+    "sent_bytes",
+    must="those that the layout sends, and a few numbers",
+    known_from="settings",
+    word="invalid",
+    tolerance=f"{SINGLE_NUMBERS:g} bytes, {SINGLE_NUMBERS_SHARE:g} of them",
+)
+def _find_other_sent_bytes(evidence: Evidence) -> Iterator[str]:
+    events = [event for event in evidence.named("memory") if event["sent_bytes"] is not None]
+    if not events:
+        raise NotCheckedError("the logs do not have it")
+    run = _complete_settings(evidence)
+    if not is_predicted(run):
+        raise NotCheckedError("it is not predicted for these settings")
+    for event in events:
+        predicted = exchanged_bytes(run, rank=event["rank"])
+        of_numbers = SINGLE_NUMBERS + SINGLE_NUMBERS_SHARE * predicted
+        if abs(event["sent_bytes"] - predicted) > of_numbers:
+            found = f"sent_bytes of rank {event['rank']} are {event['sent_bytes']}"
+            yield f"{found}, the layout sends {predicted}"
             return
 
 

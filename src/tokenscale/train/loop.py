@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -287,7 +288,8 @@ class Training:
         # forward and backward, clip, update
         self.trainer.seed(step)
         clock.hand_over()
-        stepped = self.trainer.step(batch, useful, rate, clock, probe)
+        with probe.sending() if probe else nullcontext():
+            stepped = self.trainer.step(batch, useful, rate, clock, probe)
         self.log.add(step, batch, rate, self.trainer.micro_steps, stepped)
         clock.end()
 

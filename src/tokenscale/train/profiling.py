@@ -5,12 +5,14 @@ steps.
 import gc
 import resource
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tokenscale.costs.communication import bus_factor
 from tokenscale.settings.run import ProfileSettings, RunSettings
 from tokenscale.train.collectives import local
 from tokenscale.train.compilation import STORED
@@ -157,6 +160,18 @@ class Probe:
             held = sum(size for place, size in found.items() if place not in own)
             self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
 
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Count the bytes that this rank sends in the `with` block. Not on a GPU and not under
+        torch.compile, where a mode that sees all operations has not been tried.
+        """
+        if self._device.type == "cuda" or self._compiled:
+            yield
+            return
+        with Exchanges() as found:
+            yield
+        self.bytes["sent_bytes"] = round(found.sent)
+
     def add_messages(self, held: list[Tensor]) -> None:
         """Add what a pipeline still holds to send it. On a GPU the allocator has counted a pass's
         output already.
@@ -208,6 +223,57 @@ class Probe:
             "parameters_bytes": sum(map(_count_bytes, weights)),
             "optimizer_bytes": sum(map(_count_bytes, moments)),
         }
+
+
+class Exchanges(TorchDispatchMode):
+    """Operations of torch.distributed: how often each is called, the buffers of collectives in their
+    order, and the bytes that this rank sends, collectives as rings send them.
+
+    Broadcasts send nothing here: those of a step have one number.
+    """
+
+    #: operation → (what it is, position of the tensor of all ranks)
+    BUFFERS = {
+        "allreduce_": ("all_reduce", 0),
+        "_allgather_base_": ("all_gather", 0),
+        "allgather_": ("all_gather", 0),
+        "_reduce_scatter_base_": ("reduce_scatter", 1),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        #: (collective, bytes) one after the other
+        self.sizes: list[tuple[str, int]] = []
+        self.sent = 0.0
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if function.namespace == "c10d":
+            self._add(function._opname, args)
+        return function(*args, **(kwargs or {}))
+
+    def _add(self, operation: str, args: tuple) -> None:
+        self.counts[operation.strip("_")] += 1
+        if operation == "send":
+            self.sent += _count_all(args[0])
+        elif operation in self.BUFFERS:
+            collective, position = self.BUFFERS[operation]
+            group = next(argument for argument in args if _is_group(argument))
+            ranks = dist.ProcessGroup.unbox(group).size()
+            size = _count_all(args[position])
+            self.sizes.append((collective, size))
+            self.sent += bus_factor(collective, ranks) * size
+
+
+def _is_group(argument: object) -> bool:
+    return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
+
+
+def _count_all(tensors: Any) -> int:
+    """Count the bytes of a tensor, or of those in lists."""
+    return sum(_count_bytes(tensor) for tensor in tree_leaves(tensors))
 
 
 def _count_bytes(tensor: Tensor) -> int:

@@ -61,6 +61,16 @@ CREATE VIEW reference_pairs AS
     JOIN begun AS a ON a.run_id = back.earlier
     JOIN comparable AS b ON b.run_id = back.run_id AND b.science = a.science AND b.repeat = a.repeat;
 
+-- Bytes that the rank that sends most sends in a step, measured in the first step of its latest attempt.
+CREATE VIEW sent AS
+    SELECT run_id, max(sent_bytes) AS sent_bytes
+    FROM (
+        SELECT run_id, sent_bytes FROM events
+        WHERE event = 'memory'
+        QUALIFY attempt = max(attempt) OVER (PARTITION BY run_id)
+    )
+    GROUP BY run_id;
+
 -- Memory of a run's fullest rank, measured in the first step of its latest attempt. A rank with a part that was not
 -- measured comes first, and makes the sum null: it may be the fullest.
 CREATE VIEW fullest_ranks AS

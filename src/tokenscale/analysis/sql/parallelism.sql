@@ -2,9 +2,10 @@
 -- T(N) / (N × T(1)), memory, and whether the same was computed. The reference is the run on one rank of the same approach,
 -- settings, micro-batch and repeat; a run without it has no efficiency and no differences. Memory is that of the rank that
 -- holds most: parameters, gradients, optimizer state, and activations as the step needs them at once, measured in the first
--- step of the latest attempt. `final_loss` is that of the last step; `largest_loss_difference` is over all steps, the last
--- included; `same_data` says that all steps have the reference's digests. A method goes by the degrees above one, with the
--- degree where there are several.
+-- step of the latest attempt. `sent_bytes` is what the rank that sends most sends in that step, collectives as rings send
+-- them, beside what the settings predict. `final_loss` is that of the last step; `largest_loss_difference` is over all
+-- steps, the last included; `same_data` says that all steps have the reference's digests. A method goes by the degrees
+-- above one, with the degree where there are several.
 WITH gathered AS MATERIALIZED (                       -- asked three times, and gathering the ranks is most of the work
     SELECT run_id, step, loss_sum / nullif(useful_tokens, 0) AS loss, order_digest FROM steps_global
 ),
@@ -59,11 +60,13 @@ SELECT
     m.useful_tokens_per_s / (m.world_size * s.useful_tokens_per_s) AS efficiency,
     h.parameters_bytes::DOUBLE AS parameters_bytes, h.gradients_bytes::DOUBLE AS gradients_bytes,
     h.optimizer_bytes::DOUBLE AS optimizer_bytes, h.activations_bytes::DOUBLE AS activations_bytes,
-    h.bytes::DOUBLE AS memory_bytes,
+    h.bytes::DOUBLE AS memory_bytes, e.sent_bytes::DOUBLE AS sent_bytes,
+    m.predicted_sent_bytes::DOUBLE AS predicted_sent_bytes,
     f.final_loss, a.largest_loss_difference, a.same_data
 FROM measured AS m
 JOIN final AS f USING (run_id)
 LEFT JOIN fullest_ranks AS h ON h.run_id = m.run_id
+LEFT JOIN sent AS e ON e.run_id = m.run_id
 LEFT JOIN pairs AS p ON p.run_id = m.run_id
 LEFT JOIN measured AS s ON s.run_id = p.single
 LEFT JOIN agreed AS a ON a.run_id = m.run_id

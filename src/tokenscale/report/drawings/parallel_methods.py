@@ -156,6 +156,8 @@ class ParallelMethods(Speeds):
         names += [
             "memory_bytes",
             *(f"{part}_bytes" for part in PARTS),
+            "sent_bytes",
+            "predicted_sent_bytes",
             "efficiency",
             "efficiency_low",
         ]
@@ -174,7 +176,10 @@ class ParallelMethods(Speeds):
                 len(group),
                 *captions.find_ends(group[self.main]),
             ]
-            + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
+            + [
+                group[f"{part}_bytes"].max()
+                for part in ("memory", *PARTS, "sent", "predicted_sent")
+            ]
             + [
                 *captions.find_ends(group["efficiency"]),
                 _measure(group),
@@ -212,6 +217,7 @@ class ParallelMethods(Speeds):
                 ">runs",
                 ">useful tokens / s",
                 ">memory per device (MB)",
+                ">sent a step (MB)",
                 ">efficiency (%)",
             ),
             *(
@@ -233,6 +239,7 @@ class ParallelMethods(Speeds):
                 ]
                 + [
                     number(1e-6 * group["memory_bytes"].max()),
+                    number(1e-6 * group["sent_bytes"].max()),
                     captions.format_spread(100 * group["efficiency"].dropna()),
                 ]
                 + [_measure(group), captions.format_spread(group["final_loss"], digits=5)]
@@ -242,7 +249,8 @@ class ParallelMethods(Speeds):
             "A rank is a GPU where there are GPUs. Spread in brackets."
             "Efficiency is T(N) / (N × T(1)), against the run on one rank of the same repeat. "
             "Memory: what the fullest "
-            "rank holds of parameters, gradients, optimizer state and activations. The loss "
+            "rank holds of parameters, gradients, optimizer state and activations. Sent: by the "
+            "rank that sends most, counted in the first step, collectives as rings send them. The loss "
             "difference is the largest "
             "of all steps and repeats, the last step included, against the run on one rank."
         )

@@ -99,6 +99,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "optimizer_bytes": "BIGINT",
         # of the passes in flight, and messages; null where not measured
         "activations_bytes": "BIGINT",
+        # memory: sent by this rank in the step, collectives as rings do; null where not measured
+        "sent_bytes": "BIGINT",
         # compilation: compiled by this rank since its model was built; so the four below
         "graphs": "INTEGER",
         "recompiles": "INTEGER",  # of the graphs: of code that had one already
