@@ -33,6 +33,7 @@ from tests.distributed.ranks import run_ranks
 from tokenscale.costs.exchanges import exchanged_bytes
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings
+from tokenscale.train.models.objective import micro_batch
 from tokenscale.train.parallel import ddp, sharding
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Exchanges, Probe
@@ -342,7 +343,10 @@ def bytes_sent(world, run):
     trainer = trainer_of(run, world)
     batch, useful = batch_of(0, world, run.layout)
     probe = Probe(trainer.model, world.device, run, trainer.shards.held_gradients)
-    with probe.sending():
+    first = micro_batch(batch, rows=slice(0, run.micro_batch), device=world.device)
+    with torch.no_grad(), trainer.autocast():  # a validation, which leaves weights gathered
+        trainer.parallel.loss(first)
+    with probe.sending(trainer.parallel.module):
         trainer.step(batch, useful, 1e-3, HostTimer())
     return probe.bytes["sent_bytes"]
 

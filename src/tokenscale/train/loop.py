@@ -288,7 +288,7 @@ class Training:
         # forward and backward, clip, update
         self.trainer.seed(step)
         clock.hand_over()
-        with probe.sending() if probe else nullcontext():
+        with probe.sending(self.trainer.parallel.module) if probe else nullcontext():
             stepped = self.trainer.step(batch, useful, rate, clock, probe)
         self.log.add(step, batch, rate, self.trainer.micro_steps, stepped)
         clock.end()

@@ -161,13 +161,18 @@ class Probe:
             self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
 
     @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Count the bytes that this rank sends in the `with` block. Not on a GPU and not under
-        torch.compile, where a mode that sees all operations has not been tried.
+    def sending(self, module: nn.Module) -> Iterator[None]:
+        """Count the bytes that this rank sends in the `with` block, a step of `module`. Not on a GPU
+        and not under torch.compile, where a mode that sees all operations has not been tried.
         """
         if self._device.type == "cuda" or self._compiled:
             yield
             return
+        # a validation leaves weights gathered, which other steps gather themselves
+        parts: list[Any] = list(module.modules())
+        for part in parts:
+            if hasattr(part, "reshard"):
+                part.reshard()
         with Exchanges() as found:
             yield
         self.bytes["sent_bytes"] = round(found.sent)
