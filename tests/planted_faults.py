@@ -584,6 +584,17 @@ TABLE = [
     Fault(
         "memory peak falls", steps(lambda m: at(40, **times("memory_peak_bytes", m))), 0.9, "memory"
     ),
+    Fault(
+        "bytes sent alone", events(lambda m: put(sent_bytes=m), "memory"), 100, "sent_bytes", word=X
+    ),
+    Fault(
+        "bytes sent by two ranks",
+        events(lambda m: put(**times("sent_bytes", m)), "memory", run="two-ranks"),
+        1.01,
+        "sent_bytes",
+        "two-ranks",
+        X,
+    ),
     Fault("all steps skipped", steps(lambda m: put(skipped=True)), 1, "skipped", word=X),
     Fault("loss scale in fp32", steps(lambda m: put(loss_scale=m)), 1.0, "loss.scale"),
     Fault("loss missing, one step", steps(lambda m: at(40, loss_sum=None)), 1, LOSS, word=X),
