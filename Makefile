@@ -9,7 +9,7 @@
 # make setup installs the versions in locks/, by hash, where this platform and Python have a lock, else the newest in the ranges of
 # pyproject.toml; torch is the release in locks/constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
 # make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
-# make mutants: puts small mistakes into the most important functions, and counts what the tests find (MOST=20 a file).
+# make mutants: puts small mistakes into the most important functions, and counts what the tests find (MOST=20 a function).
 # make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
 # Of these, KILLS=300 kills at random moments go to evidence/faults/kills.jsonl.
 PYTHON ?= python3
@@ -18,6 +18,7 @@ CONFIG ?=
 KILLS ?= 300
 NEWEST ?=
 MOST ?= 20
+SEED ?= 0
 # what the user asked for, to be named in an error
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
@@ -89,7 +90,7 @@ long-test: $(READY)
 	$(VENV)/bin/python -m tests.faults.campaign --kills $(KILLS)
 
 mutants: $(READY)
-	$(VENV)/bin/python -m tests.faults.mutants --most $(MOST)
+	$(VENV)/bin/python -m tests.faults.mutants --most $(MOST) --seed $(SEED)
 
 # the demo's losses, orders, stores and files, ids of all runs: equal to those recorded?
 golden-test: run

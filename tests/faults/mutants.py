@@ -165,9 +165,11 @@ def main() -> None:
         "names", nargs="*", help="parts of names of functions or files; all without"
     )
     parser.add_argument(
-        "--most", type=int, default=10**6, help="mutants a file, drawn at random with a fixed seed"
+        "--most", type=int, default=10**6, help="mutants a function, drawn at random by the seed"
     )
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    draw = random.Random(arguments.seed)
     killed = total = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_to(Path(folder))
@@ -180,13 +182,14 @@ def main() -> None:
                 for n in names.split()
                 if not arguments.names or any(a in file + n for a in arguments.names)
             ]
-            made = [
-                m
-                for name in chosen
-                for m in mutants(text, name)
-                if not any(line in m[0] for line in EQUIVALENT)
-            ]
-            made = random.Random(0).sample(made, min(arguments.most, len(made)))
+            made = []
+            for name in chosen:
+                of_name = [
+                    m
+                    for m in mutants(text, name)
+                    if not any(line in m[0] for line in EQUIVALENT)
+                ]
+                made += draw.sample(of_name, min(arguments.most, len(of_name)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
             if made and (code := run_tests(paths, Path(folder))[0]) != 0:
                 raise SystemExit(f"{' '.join(paths)}: exit code {code} as they are")
