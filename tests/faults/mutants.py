@@ -185,9 +185,7 @@ def main() -> None:
             made = []
             for name in chosen:
                 of_name = [
-                    m
-                    for m in mutants(text, name)
-                    if not any(line in m[0] for line in EQUIVALENT)
+                    m for m in mutants(text, name) if not any(line in m[0] for line in EQUIVALENT)
                 ]
                 made += draw.sample(of_name, min(arguments.most, len(of_name)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
