@@ -55,6 +55,7 @@ EQUIVALENT = (
     "spaces = 0  # bit",
     "sum(dim=(1), keepdim=True)",  # the last of two dimensions
     "picked)[:, (-1)]",  # the only column
+    "torch.where(here, places, (1))",  # a place that adds nothing
     "torch.where(begins, places, (-1))",  # the first place begins a document
     "(fitting | -fitting)",  # the length of a negative number is that of its lowest bit
     "(kind <= round((MASKED",  # equal draws of 32 bits

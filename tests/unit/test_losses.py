@@ -1,8 +1,11 @@
 """The loss in chunks: the plain one's value and gradients, without its logits."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,7 @@ from tokenscale.train.fake_world import LiveBytes
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.losses import (
     IGNORED,
+    _loss_and_gradient,
     correct_labels,
     cross_entropy_sum,
     linear_cross_entropy_sum,
@@ -220,6 +224,59 @@ def test_a_label_of_another_share_is_not_among_the_added_rows(monkeypatch):
     )
     assert aligned_rows(50_257, "cuda") == 50_304 and aligned_rows(131_072, "cuda") == 131_072
     assert aligned_rows(50_257, "cpu") == 50_257
+
+
+class OfThreads:
+    """A share of a vocabulary whose others are those of threads: `maximum` and `sum` over all."""
+
+    def __init__(self, first: int, meet: threading.Barrier, values: dict[int, torch.Tensor]):
+        self.first = first
+        self._meet = meet
+        self._values = values
+
+    def _reduce(self, values: torch.Tensor, reduce) -> torch.Tensor:
+        self._values[self.first] = values
+        self._meet.wait(60)
+        found = reduce(torch.stack([self._values[key] for key in sorted(self._values)]))
+        self._meet.wait(60)
+        return values.copy_(found)
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        return self._reduce(values, lambda all_of_them: all_of_them.amax(dim=0))
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self._reduce(values, lambda all_of_them: all_of_them.sum(dim=0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_of_a_vocabulary_have_the_loss_and_gradient_of_all_of_it(seed):
+    """Labels are at the first and last entry of each share, between them, and left out."""
+    random = np.random.default_rng(seed)
+    cuts = [0, *sorted(random.choice(np.arange(2, 39, 2), 2, replace=False).tolist()), 40]
+    firsts = cuts[:-1]
+    ends = [cut - 1 for cut in cuts[1:]]
+    labels = torch.tensor([*firsts, *ends, -100, *random.integers(0, 40, 9).tolist()])
+    logits = 3 * torch.from_numpy(random.standard_normal((len(labels), 40))).float()
+    whole = logits.clone().requires_grad_()
+    expected = F.cross_entropy(whole, labels, reduction="sum")
+    expected.backward()
+    meet = threading.Barrier(len(firsts))
+    values: dict[int, torch.Tensor] = {}
+
+    def share_of(first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        mine = logits[:, first : end + 1].clone()
+        of = OfThreads(first, meet, values)
+        try:
+            return _loss_and_gradient(mine, labels, share=of, entries=end + 1 - first)
+        except BaseException:
+            meet.abort()  # else the others wait for this share
+            raise
+
+    with ThreadPoolExecutor(len(firsts)) as threads:
+        found = list(threads.map(share_of, firsts, ends))
+    assert [loss.item() for loss, _ in found] == pytest.approx([expected.item()] * 3, rel=1e-6)
+    gradient = torch.cat([gradient for _, gradient in found], dim=1)
+    torch.testing.assert_close(gradient, whole.grad, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [0, 7, 60, 100])
