@@ -19,7 +19,7 @@ def steps_of(
     if budget.epochs is not None:
         return count_steps(budget.epochs, rows_per_epoch, global_batch=global_batch)
     if budget.flops is not None:
-        return max(1, math.ceil(budget.flops / (flops_per_row * global_batch)))
+        return math.ceil(budget.flops / (flops_per_row * global_batch))
     return budget.steps if budget.kind == "steps" else None
 
 
