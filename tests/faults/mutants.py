@@ -7,7 +7,9 @@ tests of the function and prints the mutants that survive.
 import argparse
 import ast
 import copy
+import math
 import random
+import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +68,11 @@ EQUIVALENT = (
     "into.row_bytes, strict=(False)",  # as many places as buffers
     "ScheduleSettings, share: float = (",  # read only where callers pass it
 )
+#: seconds of processor time: of tests as they are, at most; after which a mutant hangs, and how many
+#: times as long as the tests take without it
+MOST_S = 1200
+LEAST_S = 20
+TIMES_AS_LONG = 3
 PAIRS = [
     "Lt",
     "LtE",
@@ -158,6 +165,11 @@ def mutants(text: str, name: str) -> Iterator[tuple[str, str]]:
             yield f"{name}: {before} → {after}", changed.decode()
 
 
+def _count_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,11 +202,14 @@ def main() -> None:
                 ]
                 made += draw.sample(of_name, min(arguments.most, len(of_name)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
-            if made and (code := run_tests(paths, Path(folder))[0]) != 0:
+            before = _count_cpu_s()
+            if made and (code := run_tests(paths, Path(folder), limit_s=MOST_S)[0]) != 0:
                 raise SystemExit(f"{' '.join(paths)}: exit code {code} as they are")
+            # a mutant that is as slow as the function itself is not seen
+            limit_s = LEAST_S + math.ceil(TIMES_AS_LONG * (_count_cpu_s() - before))
             for what, changed in made:
                 write(path, changed)
-                code, _ = run_tests(paths, Path(folder), limit_s=60)
+                code, _ = run_tests(paths, Path(folder), limit_s=limit_s)
                 total = total + 1
                 killed = killed + (code != 0)
                 if code == 0:
