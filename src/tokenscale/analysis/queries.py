@@ -5,7 +5,7 @@ One thread: equal tables give equal digits.
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
@@ -64,9 +64,10 @@ def read_file(name: str) -> str:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the views and macros that queries use, over the tables `steps`, `runs` and `events` of
-    a connection.
-    """
+    """Create the views and macros that queries use, over the tables of a connection."""
+    connection.execute(
+        f"CREATE VIEW runs AS FROM {RECORDED_RUNS} LEFT JOIN {tables.JUDGED} USING (run_id)"
+    )
     for view in VIEWS:  # a query that reads a view orders its own rows
         connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
     connection.execute(read_file("sql/macros.sql"))
@@ -93,19 +94,23 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
     folder = Path(folder)
     tables.check(folder)
     target_loss = tables.read_experiment(folder).get("target_loss")  # of time_to_target.sql
+    connection = open_tables(folder, names=tables.TABLES)
+    connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [target_loss])
+    with damage_reported(connection):
+        create_views(connection)
+    return connection
+
+
+def open_tables(folder: Path, names: Iterable[str]) -> duckdb.DuckDBPyConnection:
+    """Return an in-memory connection with these tables of the folder, which were checked before."""
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
-    connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [target_loss])
     connection.execute("SET VARIABLE tables = ?", [str(folder)])
     with damage_reported(connection):
-        for table in tables.TABLES:
+        for table in names:
             file = str(folder / f"{table}.parquet").replace("'", "''")
             name = RECORDED_RUNS if table == "runs" else table
             connection.execute(f"CREATE VIEW {name} AS FROM read_parquet('{file}')")
-        connection.execute(
-            f"CREATE VIEW runs AS FROM {RECORDED_RUNS} LEFT JOIN {tables.JUDGED} USING (run_id)"
-        )
-        create_views(connection)
     return connection
 
 
@@ -249,11 +254,11 @@ def _connect(steps: pa.Table, events: list[dict[str, Any]]) -> duckdb.DuckDBPyCo
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
     connection.execute("SET VARIABLE target_loss = NULL::DOUBLE")
-    given = {**TABLES, "runs": TABLES["runs"] | TABLES[tables.JUDGED]}
-    for table, fields in given.items():
+    for table, fields in TABLES.items():
         if table not in ("steps", "events"):
             typed = ", ".join(f'"{name}" {kind}' for name, kind in fields.items())
-            connection.execute(f"CREATE TABLE {table} ({typed})")
+            name = RECORDED_RUNS if table == "runs" else table
+            connection.execute(f"CREATE TABLE {name} ({typed})")
     connection.register("latest_steps", steps)
     connection.execute(
         "CREATE VIEW steps AS FROM latest_steps WHERE nonfinite IS DISTINCT FROM true"
@@ -261,9 +266,12 @@ def _connect(steps: pa.Table, events: list[dict[str, Any]]) -> duckdb.DuckDBPyCo
     lines = pa.array(range(len(events)), pa.int64())
     connection.register("events", tables.of_rows("events", events).append_column("line", lines))
     connection.execute(
-        "INSERT INTO runs BY NAME SELECT ? AS run_id, 'valid' AS validity, "
+        f"INSERT INTO {RECORDED_RUNS} BY NAME SELECT ? AS run_id, "
         "coalesce(max_by(world_size, attempt), 1) AS world_size FROM latest_steps",
         [RUN_ID],
+    )
+    connection.execute(
+        f"INSERT INTO {tables.JUDGED} (run_id, validity) VALUES (?, 'valid')", [RUN_ID]
     )
     create_views(connection)
     return connection
