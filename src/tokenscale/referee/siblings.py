@@ -389,28 +389,20 @@ def _find_other_first_loss(evidence: Evidence) -> Iterator[str]:
     steps = evidence.steps
     if evidence.settings.resume_from or not len(steps) or steps.numbers[0] != 0:
         return
-    loss, useful = (float(steps.sums(name)[0]) for name in ("loss_sum", "useful_tokens"))
-    if ratio := _find_other_loss(loss, useful, evidence.events):
-        yield (
-            f"{FIRST_LOSS_DIFFERS} {ratio:.3g} × that of the validation before it, of the "
-            "same weights"
-        )
-
-
-def _find_other_loss(loss: float, useful: float, events: Iterable[Row]) -> float | None:
-    """Return the ratio of the loss of training step 0, of so many useful tokens, to that of the
-    validation before it; None where they agree, or one is missing.
-    """
-    for event in events:
-        if event["event"] != "validation" or event["step"] or loss <= 0 or useful <= 0:
+    loss = float(steps.sums("loss_sum")[0])
+    useful = float(steps.sums("useful_tokens")[0])
+    for event in evidence.named("validation"):
+        held_out = event["loss_sum"] or 0
+        tokens = event["useful_tokens"] or 0
+        if event["step"] or min(loss, useful, held_out, tokens) <= 0:
             continue
-        if (event["loss_sum"] or 0) > 0 and (event["useful_tokens"] or 0) > 0:
-            validated = event["loss_sum"] / event["useful_tokens"]
-            ratio = loss / useful / validated
-            few = min(useful, event["useful_tokens"])
-            if abs(math.log(ratio)) > FIRST_LOSS + TOKEN_SPREAD / math.sqrt(few):
-                return ratio
-    return None
+        ratio = (loss / useful) / (held_out / tokens)
+        if abs(math.log(ratio)) > FIRST_LOSS + TOKEN_SPREAD / math.sqrt(min(useful, tokens)):
+            yield (
+                f"{FIRST_LOSS_DIFFERS} {ratio:.3g} × that of the validation before it, of the same "
+                "weights"
+            )
+            return
 
 
 compare(
