@@ -24,7 +24,7 @@ import random
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tests.tables import connect
 from tokenscale.analysis import ingest, tables
 from tokenscale.analysis.logs import merge
 from tokenscale.analysis.recount import Recount
@@ -543,7 +544,6 @@ class Campaign:
             if (found := read_run_record(folder / "run.json")).record is not None:
                 self.contents[run_id] = read_contents(folder, found, at_hand)
         self._rows: dict[str, Row] = {}
-        self._siblings: dict[frozenset[str], Siblings] = {}
         self._donors: dict[str, Log] = {}
         self.said: dict[str, Said] = {}
         for run_id, contents in self.contents.items():
@@ -595,34 +595,26 @@ class Campaign:
             named = any(value[0] != "?" for _, value in found - self.said[run_id])
             if named and not self.asks_all:
                 return said
-        siblings = copy.deepcopy(self._siblings_without(frozenset(changed)))
+        gaps = ()
         if compare:
             entries = {run_id: entry for run_id, (entry, _) in changed.items()}
             table = [entries.get(entry["run_id"], entry) for entry in self.table["runs"]]
-            siblings.gaps = find_gaps(
-                self.table | {"runs": table}, self._path, self.results / "runs"
-            )
-        for _, contents in changed.values():
-            siblings.add(contents.parts["steps"], contents.parts["events"])
-        siblings.rows = {
-            run_id: row for run_id, row in rows.items() if row["validity"] in ("valid", "suspect")
+            gaps = find_gaps(self.table | {"runs": table}, self._path, self.results / "runs")
+        siblings = Siblings(gaps)
+        contents = self.contents | {run_id: found for run_id, (_, found) in changed.items()}
+        recorded = {
+            name: pa.concat_tables([found.parts[name] for found in contents.values()])
+            for name in ("steps", "events")
         }
-        siblings.stores = {
-            store["manifest_sha256"]: store for store in self.stores if store.get("manifest_sha256")
-        }
-        for expectation in BETWEEN_RUNS:
-            with suppress(NotCheckedError):
-                said |= {(run, expectation.value) for run, _ in expectation.find(siblings) or ()}
+        siblings.add(recorded["steps"], recorded["events"])
+        recorded["stores"] = tables.of_rows("stores", self.stores)
+        recorded["runs"] = tables.of_rows("runs", rows.values())
+        with closing(connect(recorded)) as connection:
+            siblings.connect(connection, judged=rows.values())
+            for expectation in BETWEEN_RUNS:
+                with suppress(NotCheckedError):
+                    said |= {(run, expectation.value) for run, _ in expectation.find(siblings)}
         return said | self._compare(rows, changed or rows) if compare else said
-
-    def _siblings_without(self, changed: frozenset[str]) -> Siblings:
-        if changed not in self._siblings:
-            siblings = Siblings()
-            for run_id, contents in self.contents.items():
-                if run_id not in changed:
-                    siblings.add(contents.parts["steps"], contents.parts["events"])
-            self._siblings[changed] = siblings
-        return self._siblings[changed]
 
     def _compare(self, rows: Mapping[str, Row], changed: Iterable[str]) -> Said:
         """Return which runs are refused in comparisons of approaches and world sizes, and what the

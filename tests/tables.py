@@ -1,15 +1,27 @@
 """Tables made by hand, as ingest writes them; for tests of the definitions in SQL."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.queries import query
+from tokenscale.analysis.queries import RECORDED_RUNS, query
 from tokenscale.base.files import read_json, write_json
 
 Row = dict[str, Any]
+
+
+def connect(recorded: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
+    """Return a connection with tables as `ingest` records them."""
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET threads = 1")
+    for name, rows in recorded.items():
+        connection.register(RECORDED_RUNS if name == "runs" else name, rows)
+    return connection
 
 
 def run(run_id: str, **fields: Any) -> Row:

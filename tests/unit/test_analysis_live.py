@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from tokenscale.analysis import queries
+from tokenscale.analysis import live
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.runs.records import provenance
 
-PACKAGE = Path(queries.__file__).parents[1]
+PACKAGE = Path(live.__file__).parents[1]
 #: a division of tokens by seconds, in Python or SQL
 DIVISION = re.compile(
     r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:step_s|seconds|duration|_time\b)"
@@ -47,15 +47,13 @@ def write_logs(folder, steps=STEPS):
 def test_a_summary_sums_ranks_and_leaves_out_warm_up_and_what_is_not_finite(tmp_path):
     record = provenance.start_record(tmp_path, {"attempt": 1})
     write_logs(tmp_path)
-    assert (
-        queries.run_summary(tmp_path) is None and "not sealed" in queries.summary_lines(tmp_path)[0]
-    )
+    assert live.run_summary(tmp_path) is None and "not sealed" in live.summary_lines(tmp_path)[0]
     provenance.seal_record(tmp_path, record, {"status": "nonfinite", "steps": 5})
-    found = queries.run_summary(tmp_path)
+    found = live.run_summary(tmp_path)
     assert (found["loss"], found["status"], found["held_out_loss"]) == (5.0, "nonfinite", None)
     assert found["useful_tokens_per_s"] == pytest.approx((3 + 3 + 1 + 1) / (2.0 + 1.0))
     assert found["total_tokens_per_s"] == pytest.approx(16 / 3)
-    now = queries.current_throughput(tmp_path / "attempt=01")
+    now = live.current_throughput(tmp_path / "attempt=01")
     assert now == {"step_s": pytest.approx(1.5), "useful_tokens_per_s": pytest.approx(8 / 3)}
 
 
@@ -63,9 +61,9 @@ def test_a_run_within_its_warm_up_has_no_speed(tmp_path):
     record = provenance.start_record(tmp_path, {"attempt": 1})
     write_logs(tmp_path, steps=[(2.0, 1, 1.0)])
     provenance.seal_record(tmp_path, record, {"status": "complete", "steps": 1})
-    assert queries.run_summary(tmp_path)["useful_tokens_per_s"] is None
-    assert "not measured" in queries.summary_lines(tmp_path)[-1]
-    assert queries.current_throughput(tmp_path / "attempt=01") is None
+    assert live.run_summary(tmp_path)["useful_tokens_per_s"] is None
+    assert "not measured" in live.summary_lines(tmp_path)[-1]
+    assert live.current_throughput(tmp_path / "attempt=01") is None
 
 
 def test_no_other_file_divides_tokens_by_seconds():
@@ -87,7 +85,7 @@ def test_of_a_step_that_a_log_has_twice_the_last_line_counts_as_in_the_tables(tm
         lines = path.read_text().splitlines()
         again = json.loads(lines[5]) | {"useful_tokens": 2045}
         path.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(again)]))
-    with closing(queries.connect_logs(tmp_path)) as connection:
-        [(live,)] = connection.execute("SELECT sum(useful_tokens) FROM steps").fetchall()
+    with closing(live.connect_logs(tmp_path)) as connection:
+        [(useful,)] = connection.execute("SELECT sum(useful_tokens) FROM steps").fetchall()
     log = read_run(tmp_path, "run", digest=None)
-    assert live == pc.sum(merge(log.steps, log.events)["useful_tokens"]).as_py() == 2 * (7 + 2045)
+    assert useful == pc.sum(merge(log.steps, log.events)["useful_tokens"]).as_py() == 2 * (7 + 2045)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.machines import program
 from tests.refusals import refused
-from tokenscale.analysis import queries
+from tokenscale.analysis import live
 from tokenscale.base.files import get_boot_id, lock_folder
 from tokenscale.cli import main as cli
 from tokenscale.cli.status import queue, runs
@@ -149,8 +149,8 @@ def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
         logged(folder, rank, steps=2000)
     calls = []
     loads = json.loads
-    monkeypatch.setattr(queries.json, "loads", lambda text: calls.append(text) or loads(text))
-    assert queries.current_throughput(folder / "attempt=00")["step_s"] == 0.5 and len(calls) < 2500
+    monkeypatch.setattr(live.json, "loads", lambda text: calls.append(text) or loads(text))
+    assert live.current_throughput(folder / "attempt=00")["step_s"] == 0.5 and len(calls) < 2500
 
 
 def test_one_runs_here_while_it_is_locked_and_elsewhere_while_it_writes(results):

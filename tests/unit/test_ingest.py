@@ -14,7 +14,6 @@ from tokenscale.analysis.runs import grouping
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
-from tokenscale.referee.siblings import Siblings
 from tokenscale.runs.records.events import VERSION
 from tokenscale.runs.records.provenance import DESIGNS, INDEX, find_designs, seal_record
 from tokenscale.settings.experiments import digest_design
@@ -110,24 +109,6 @@ def test_the_latest_attempt_wins_step_by_step(tmp_path):
     steps = rows(tables, "steps")
     assert [s["attempt"] for s in steps if s["rank"] == 0] == [0] * 4 + [1] * 6
     assert [s["attempt_step"] for s in steps if s["rank"] == 1] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
-
-
-def test_memory_is_that_of_the_latest_attempt_of_each_rank():
-    """Each attempt measures it in its first step: a resumed run holds no more than others."""
-    measured = [(1, 0, 30), (0, 0, 10), (0, 1, 20)]
-    events = [
-        {
-            "run_id": "resumed",
-            "event": "memory",
-            "attempt": attempt,
-            "rank": rank,
-            "activations_bytes": size,
-        }
-        for attempt, rank, size in measured
-    ]
-    siblings = Siblings()
-    siblings.add(of_rows("steps", []), of_rows("events", events))
-    assert siblings.of_a_shape["activations_bytes"] == {"resumed": 50}
 
 
 def change(**fields):

@@ -1,16 +1,21 @@
 """Runs against each other, from rows alone."""
 
 import math
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
-import hypothesis
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import strategies as st
 
-from tokenscale.referee import siblings as of_runs
-from tokenscale.referee.siblings import OF_A_SHAPE, SHAPE_SPREADS, _find_other_cuts
+from tests.tables import Row, connect, run, steps, validation
+from tokenscale.analysis.tables import of_rows
+from tokenscale.referee.siblings import (
+    FIRST_LOSS_DIFFERS,
+    LIMITS,
+    OF_A_SHAPE,
+    Siblings,
+)
 
 STORE = {
     "corpus": "web",
@@ -24,13 +29,31 @@ STORE = {
 }
 
 
+def find(table: str, runs: Sequence[Row], **rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return what is found in a table of `siblings.sql` over rows of the recorded tables."""
+    recorded = {name: of_rows(name, rows.get(name, ())) for name in ("steps", "events", "stores")}
+    recorded["runs"] = of_rows(
+        "runs", [{"external": False, "arm": "tokenscale", **of} for of in runs]
+    )
+    siblings = Siblings()
+    siblings.add(recorded["steps"], recorded["events"])
+    with closing(connect(recorded)) as connection:
+        siblings.connect(connection, judged=[{"reasons": ""} | of for of in runs])
+        return sorted(siblings.find(table))
+
+
+def name_runs(table: str, runs: Sequence[Row], **rows: Sequence[Row]) -> list[str]:
+    """Return the runs that are named in a table of `siblings.sql`."""
+    return [run_id for run_id, _ in find(table, runs, **rows)]
+
+
 @pytest.mark.parametrize(
     ("counted", "stored", "accused"),
     [
         ([0.4, 0.4, 0.4], True, []),
         ([0.41, 0.41, 0.41], True, []),  # of a sample
-        ([0.41, 0.41, 0.4101], False, [2]),
-        ([0.5, 0.5, 0.5], True, [0, 1, 2]),
+        ([0.41, 0.41, 0.4101], False, ["2"]),
+        ([0.5, 0.5, 0.5], True, ["0", "1", "2"]),
         ([0.5, 0.5, 0.5], False, []),
         ([None, None, None], True, []),
     ],
@@ -38,161 +61,175 @@ STORE = {
 def test_a_share_of_cut_text_is_that_of_other_runs_and_of_the_padded_store(
     counted, stored, accused
 ):
-    rows = {
-        str(number): {
-            "corpus": "web",
-            "tokenizer": "bpe",
-            "sequence_length": 128,
-            "text_cut": None if share is None else f'{{"web":{share}}}',
-        }
+    of_text = {name: STORE[name] for name in ("corpus", "tokenizer", "sequence_length")}
+    runs = [
+        run(str(number), text_cut=share and f'{{"web":{share}}}', **of_text)
         for number, share in enumerate(counted)
-    }
-    siblings = SimpleNamespace(
-        rows=rows,
-        stores={"sha": STORE} if stored else {},
-        groups=lambda *columns: [[*rows]],
-    )
-    assert [int(run) for run, _ in _find_other_cuts(siblings)] == accused
+    ]
+    assert name_runs("other_cuts", runs, stores=[STORE] * stored) == accused
 
 
-def find_other_shapes(cells: list[list[float]], quantity: str) -> list[str]:
-    """Return the runs that are named; run `c r` is repeat r of cell c."""
-    values = {f"{c} {r}": value for c, runs in enumerate(cells) for r, value in enumerate(runs)}
-    rows = {run: {"approach": "packed", "series": run.split()[0]} for run in values}
-    siblings = SimpleNamespace(
-        rows=rows,
-        of_a_shape={quantity: values},
-        groups=lambda *columns: [[*rows]],
-    )
-    return [run for run, _ in of_runs._find_other_shape(siblings, quantity)]
+def log(event: str, run_id: str, **fields: Any) -> Row:
+    return {"run_id": run_id, "attempt": 0, "rank": 0, "event": event, "t_mono_s": 10.0} | fields
 
 
-@hypothesis.given(
-    quantity=st.sampled_from([*OF_A_SHAPE]),
-    repeats=st.integers(4, 9),
-    noise=st.floats(0, 0.01),
-    times=st.floats(1, 3),
-    up=st.booleans(),
-)
-def test_a_run_is_named_where_it_leaves_its_repeats_by_more_than_the_limit(
-    quantity, repeats, noise, times, up
-):
-    runs = [math.exp(noise * (-1) ** r) for r in range(repeats)]
-    beyond = max(math.log(OF_A_SHAPE[quantity][0]), SHAPE_SPREADS * 1.6 * noise) + 1.5 * noise
-    assert find_other_shapes([runs], quantity) == []
-    runs[1] = math.exp((1 if up else -1) * (beyond * times + 1e-9))
-    assert find_other_shapes([runs], quantity) == ["0 1"]
+def log_quantity(quantity: str, values: Mapping[str, float]) -> dict[str, list[Row]]:
+    """Return the rows of runs that have this value of a quantity of `OF_A_SHAPE`."""
+    rows: dict[str, list[Row]] = {"steps": [], "events": []}
+    for run_id, value in values.items():
+        if quantity == "activations_bytes":
+            rows["events"].append(log("memory", run_id, activations_bytes=round(1e12 * value)))
+        elif quantity == "memory_peak_bytes":
+            rows["steps"] += steps(run_id, 1, memory_peak_bytes=round(1e12 * value))
+        elif quantity == "seconds of computing a token":
+            rows["steps"] += steps(run_id, 4, step_s=1 + value, data_wait_s=1.0)
+        else:
+            stop = log("run_stop", run_id, t_mono_s=14.0, cpu_s=4 * value)
+            rows["events"] += [log("init_done", run_id), stop]
+    return rows
+
+
+def find_other_shapes(cells: Mapping[str, Sequence[float]], quantity: str) -> set[str]:
+    """Return the runs that are named. Cell `s c` has approach c and runs `s c 0`, `s c 1` … of shape s."""
+    values = {f"{cell} {r}": v for cell, of in cells.items() for r, v in enumerate(of)}
+    runs = [
+        run(run_id, approach=run_id.split()[1], science_per_rank=run_id.split()[0])
+        for run_id in values
+    ]
+    found = find("other_shapes", runs, **log_quantity(quantity, values))
+    assert all(f"its {quantity} is " in sentence for _, sentence in found)
+    return {run_id for run_id, _ in found}
+
+
+@pytest.mark.parametrize("quantity", OF_A_SHAPE)
+def test_a_run_is_named_where_it_leaves_its_repeats_by_more_than_the_limit(quantity):
+    chance = np.random.default_rng(0)
+    cells = {}
+    for case in range(100):
+        noise = chance.uniform(0, 0.01)
+        runs = [math.exp(noise * (-1) ** r) for r in range(chance.integers(4, 10))]
+        least = math.log(OF_A_SHAPE[quantity][0])
+        beyond = max(least, LIMITS["shape_spreads"] * 1.6 * noise) + 1.5 * noise
+        cells[f"honest{case} packed"] = runs
+        altered = math.exp(chance.choice([1, -1]) * (beyond * chance.uniform(1, 3) + 1e-9))
+        cells[f"altered{case} packed"] = [runs[0], altered, *runs[2:]]
+    assert find_other_shapes(cells, quantity) == {f"altered{case} packed 1" for case in range(100)}
 
 
 @pytest.mark.parametrize("quantity", OF_A_SHAPE)
 def test_an_approach_is_named_where_it_leaves_the_others(quantity):
     limit = OF_A_SHAPE[quantity][1]
-    cells = [[1.0] * 3, [1.0] * 3, [min(limit, 1e6) * 1.01] * 3]
-    named = ["2 0", "2 1", "2 2"] if limit < math.inf else []
+    cells = {"s a": [1.0] * 3, "s b": [1.0] * 3, "s c": [min(limit, 1e6) * 1.01] * 3}
+    named = {"s c 0", "s c 1", "s c 2"} if limit < math.inf else set()
     assert find_other_shapes(cells, quantity) == named
 
 
-def stop(attempt: int, rank: int, cpu_s: float | None) -> list[dict]:
+def stop(attempt: int, rank: int, cpu_s: float | None, took_s: float = 4.0) -> list[Row]:
     names = {"attempt": attempt, "rank": rank}
     return [
-        names | {"event": "init_done", "t_mono_s": 10.0 * attempt, "cpu_s": None},
-        names | {"event": "run_stop", "t_mono_s": 10.0 * attempt + 4.0, "cpu_s": cpu_s},
+        log("init_done", "other", **names),
+        log("run_stop", "other", t_mono_s=10.0 + took_s, cpu_s=cpu_s, **names),
     ]
 
 
 @pytest.mark.parametrize(
     ("events", "share"),
     [
-        (stop(0, 0, 8.0), 2.0),
-        (stop(0, 0, 8.0) + stop(0, 1, 4.0), 1.5),
-        (stop(0, 0, 8.0) + stop(1, 0, 2.0), 0.5),  # the newest attempt
+        (stop(0, 0, 8.0), "2"),
+        (stop(0, 0, 8.0) + stop(0, 1, 4.0), "1.5"),
+        (stop(0, 0, 8.0) + stop(1, 0, 2.0), "0.5"),  # the newest attempt
         (stop(0, 0, None), None),
         (stop(0, 0, 8.0)[1:], None),
     ],
 )
 def test_the_processor_time_of_a_second_is_that_of_all_ranks(events, share):
-    assert of_runs._measure_processor_time(events) == share
+    rows = log_quantity("processor time a second", dict.fromkeys("abc", 1.0))
+    runs = [run(run_id) for run_id in (*"abc", "other")]
+    found = find("other_shapes", runs, events=rows["events"] + events)
+    sentence = f"its processor time a second is {share} × that of other repeats"
+    assert found == ([("other", sentence)] if share else [])
+
+
+def test_the_activations_of_a_run_are_those_of_its_ranks_latest_attempts():
+    attempts = [(0, 0, 90), (1, 0, 10), (0, 1, 40)]
+    events = [
+        log("memory", run_id, attempt=attempt, rank=rank, activations_bytes=number)
+        for run_id in "abc"
+        for attempt, rank, number in attempts
+    ]
+    events.append(log("memory", "other", activations_bytes=100))
+    found = find("other_shapes", [run(i) for i in (*"abc", "other")], events=events)
+    assert found == [("other", "its activations_bytes is 2 × that of other repeats")]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("approach", ["packed", "own.Loader"])
-@pytest.mark.parametrize("column", [None, 0, 1, 2])
-def test_runs_of_one_seed_and_equal_order_digests_have_equal_samples(seed, approach, column):
+@pytest.mark.parametrize("altered", [None, "step", "order_digest", "useful_tokens"])
+def test_runs_of_one_seed_and_equal_order_digests_have_equal_samples(seed, approach, altered):
     """Losses that an own approach shares with the one whose batches it makes are no copies."""
-    runs = of_runs.Siblings()
-    for name, of in (("a", {"seed": 0, "approach": "packed"}), ("b", {"approach": approach})):
-        runs.rows[name] = {"seed": seed, "storage": "", **of}
-        runs.counts[name] = np.arange(20.0).reshape(4, 5)
-    if column is not None:
-        runs.counts["b"][3, column] += 1
-    runs.counts["b"][:, 3:] += 1  # losses and norms
-    equal = seed == 0 and (approach == "packed" or column is None)
-    assert runs.have_equal_samples("a", "b") == equal
+    runs = [run("a", seed=0), run("b", seed=seed, approach=approach)]
+    numbers = {"order_digest": lambda step, _: 100 + step, "loss_sum": lambda step, _: 3.0 + step}
+    rows = steps("a", 9, **numbers) + steps("b", 9, **numbers)
+    if altered:
+        rows[-1] = rows[-1] | {altered: rows[-1][altered] + 1}
+    equal = seed == 0 and (approach == "packed" or altered is None)
+    assert name_runs("copied_runs", runs, steps=rows) == ([] if equal else ["a", "b"])
 
 
-def find_outlying_losses(validated: list[float], trained: list[float]) -> list[str]:
-    """Return the runs that are named, for losses of one cell's runs in the validation at step 8 and
-    in the training steps near it.
+def train(run_id: str, losses: Mapping[int, float]) -> list[Row]:
+    """Return the rows of a run's steps: step → mean loss."""
+    (row,) = steps(run_id, 1)
+    return [row | {"step": step, "loss_sum": 30 * loss} for step, loss in losses.items()]
+
+
+def find_outlying_losses(cells: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> set[str]:
+    """Return the runs that are named, for cell → losses of its runs in the validation at step 8 and
+    in the training near it.
     """
-    runs = [str(number) for number in range(len(validated))]
-    siblings = of_runs.Siblings()
-    siblings.validated[8] = dict(zip(runs, validated, strict=True))
-    siblings.nearby[8] = dict(zip(runs, trained, strict=True))
-    siblings.groups = lambda *columns: [runs]
-    return [run for run, _ in of_runs._find_outlying_losses(siblings)]
+    runs = []
+    rows: dict[str, list[Row]] = {"steps": [], "events": []}
+    for cell, losses in cells.items():
+        for number, (validated, trained) in enumerate(zip(*losses, strict=True)):
+            run_id = f"{cell} {number}"
+            runs.append(run(run_id, science_per_rank=cell))
+            rows["steps"] += train(run_id, {0: trained, 99: 1.0})
+            rows["events"].append(validation(run_id, 8, validated))
+    return {run_id for run_id, _ in find("outlying_losses", runs, **rows)}
 
 
-@hypothesis.given(
-    repeats=st.integers(6, 9),
-    noise=st.floats(0, 0.004),
-    times=st.floats(1, 8),
-    up=st.booleans(),
-)
-def test_a_validation_is_named_where_repeats_and_the_training_near_it_contradict(
-    repeats, noise, times, up
-):
-    losses = [4 * math.exp(noise * (-1) ** r) for r in range(repeats)]
-    assert find_outlying_losses(losses, losses) == []
-    factor = math.exp((1 if up else -1) * times * (0.03 + 12 * noise))
-    altered = [losses[0] * factor, *losses[1:]]
-    assert find_outlying_losses(altered, trained=losses) == ["0"]
-    # a spike: the run's training says the same
-    assert find_outlying_losses(altered, trained=altered) == []
+def test_a_validation_is_named_where_repeats_and_the_training_near_it_contradict():
+    chance = np.random.default_rng(0)
+    cells = {}
+    for case in range(100):
+        noise = chance.uniform(0, 0.004)
+        losses = [4 * math.exp(noise * (-1) ** r) for r in range(chance.integers(6, 10))]
+        factor = math.exp(chance.choice([1, -1]) * chance.uniform(1, 8) * (0.03 + 12 * noise))
+        altered = [losses[0] * factor, *losses[1:]]
+        cells[f"honest{case}"] = losses, losses
+        cells[f"altered{case}"] = altered, losses
+        cells[f"spike{case}"] = (
+            altered,
+            [altered[0], losses[1] / 1.001, 1.001 * losses[2], *losses[3:]],
+        )
+    assert find_outlying_losses(cells) == {f"altered{case} 0" for case in range(100)}
 
 
 def test_the_training_near_a_validation_is_that_of_its_own_run():
-    runs, steps = np.repeat(["a", "b"], 100), np.tile(np.arange(100), 2)
-    losses = np.where(runs == "a", 1.0, 2.0) + np.where(steps < 40, 0.0, 4.0)
-    numbers = (runs == "b") * of_runs.STEP_SPAN + steps
-    sums = np.column_stack([3 * losses, np.full(200, 3.0)])
-    sums[130] = math.inf, 3.0
-    at = pa.table({"run_id": ["a", "b", "b", "c"], "step": [20, 40, 100, 20]})
-    siblings = of_runs.Siblings()
-    siblings._add_nearby_losses(numbers, sums, names=["a", "b"], validations=at)
-    near = {(step, run): loss for step, of in siblings.nearby.items() for run, loss in of.items()}
-    assert near == {
-        (20, "a"): 1.0,
-        (40, "b"): pytest.approx((15 * 2 + 16 * 6) / 31),
-        (100, "b"): 6.0,
-    }
+    """Of sixteen steps before and after it: a spike elsewhere explains nothing."""
+    named = {}
+    for far in (8, 23, 24):
+        rows = [*train("odd", {far: 8.0, 99: 1.0}), *train("other", {8: 8.0, 99: 1.0})]
+        rows += [row for i in range(5) for row in train(f"even {i}", {8: 4.0, 99: 1.0})]
+        events = [validation(run_id, 8, 8.0 if run_id == "odd" else 4.0) for run_id in IDS]
+        named[far] = name_runs("outlying_losses", [*map(run, IDS)], steps=rows, events=events)
+    assert named == {8: [], 23: [], 24: ["odd"]}
 
 
-def make_siblings(counts: list[list[int]], tokens: list[int | None]) -> SimpleNamespace:
-    """Runs of equal settings, with the order digests of their steps and what they validated on."""
-    rows = {str(i): {"validation_tokens": value} for i, value in enumerate(tokens)}
-    return SimpleNamespace(
-        rows=rows,
-        counts={
-            str(i): np.array([[step, digest, 0, 0, 0] for step, digest in enumerate(digests)])
-            for i, digests in enumerate(counts)
-        },
-        family=lambda run_id: "packed",
-        groups=lambda *columns: [[*rows]],
-    )
+IDS = ("odd", *(f"even {number}" for number in range(5)))
 
 
 @pytest.mark.parametrize(
-    ("counts", "accused"),
+    ("digests", "accused"),
     [
         ([[5, 6, 7]], []),
         ([[5, 6, 7], [5, 6, 7], [5, 6]], []),
@@ -200,9 +237,13 @@ def make_siblings(counts: list[list[int]], tokens: list[int | None]) -> SimpleNa
         ([[5, 6, 7], [5, 6, 8]], ["0", "1"]),  # which of two is wrong nobody knows
     ],
 )
-def test_runs_of_one_seed_read_their_samples_in_one_order(counts, accused):
-    found = of_runs._find_other_orders(make_siblings(counts, tokens=[None] * len(counts)))
-    assert [run for run, _ in found] == accused
+def test_runs_of_one_seed_read_their_samples_in_one_order(digests, accused):
+    rows = []
+    for number, of_run in enumerate(digests):
+        order = {"order_digest": lambda step, _, of_run=of_run: of_run[step]}
+        rows += steps(str(number), len(of_run), **order)
+    runs = [run(str(number)) for number in range(len(digests))]
+    assert name_runs("other_orders", runs, steps=rows) == accused
 
 
 @pytest.mark.parametrize(
@@ -215,8 +256,8 @@ def test_runs_of_one_seed_read_their_samples_in_one_order(counts, accused):
     ],
 )
 def test_runs_validate_on_as_many_tokens_of_the_same_rows(tokens, accused):
-    found = of_runs._find_other_validation_tokens(make_siblings([], tokens))
-    assert [run for run, _ in found] == accused
+    runs = [run(str(number), validation_tokens=count) for number, count in enumerate(tokens)]
+    assert name_runs("other_validation_tokens", runs) == accused
 
 
 @pytest.mark.parametrize(
@@ -229,48 +270,46 @@ def test_runs_validate_on_as_many_tokens_of_the_same_rows(tokens, accused):
     ],
 )
 def test_a_machine_with_other_memory_is_named(bytes_of_runs, accused):
-    rows = {str(i): {"machine_memory_bytes": value} for i, value in enumerate(bytes_of_runs)}
-    siblings = SimpleNamespace(rows=rows, times={})
-    assert [run for run, _ in of_runs._find_other_machines(siblings)] == accused
+    runs = [
+        run(str(number), machine_memory_bytes=size and round(size))
+        for number, size in enumerate(bytes_of_runs)
+    ]
+    assert name_runs("other_machines", runs) == accused
 
 
 @pytest.mark.parametrize(
-    ("losses", "rounded", "accused"),
+    ("losses", "rounded", "contradicting", "accused"),
     [
-        ([8.0, 8.0, 8.0], [], []),
-        ([8.0, 8.0, 8.001], [], ["2"]),
-        ([8.0, 8.0, 8.001], [2], []),  # its gradients are rounded to bf16
-        ([8.0, 8.001], [1], []),
-        ([8.0, 8.001], [], ["0", "1"]),
-        ([8.0, 8.1], [1], ["1"]),
-        ([8.001, 8.001, 8.0], [0, 1], []),  # most are rounded, and no measure of the exact one
+        ([8.0, 8.0, 8.0], [], [], []),
+        ([8.0, 8.0, 8.001], [], [], ["2"]),
+        ([8.0, 8.0, 8.001], [2], [], []),  # its gradients are rounded to bf16
+        ([8.0, 8.001], [1], [], []),
+        ([8.0, 8.001], [], [], ["0", "1"]),
+        ([8.0, 8.1], [1], [], ["1"]),
+        ([8.0, 8.001], [], [0], ["0"]),  # its own validation has another loss
+        ([8.001, 8.001, 8.0], [0, 1], [], []),  # most are rounded, and no measure of the exact one
     ],
 )
-def test_losses_of_equal_samples_are_equal_within_the_rounding_of_each(losses, rounded, accused):
-    rows = {
-        str(i): {"precision": "fp32", "compression": "bf16" if i in rounded else "none"}
-        for i in range(len(losses))
-    }
-    siblings = SimpleNamespace(
-        rows=rows,
-        contradicting=set(),
-        counts={str(i): np.array([[0, 5, 9, loss, 1.0]]) for i, loss in enumerate(losses)},
-        family=lambda run_id: "packed",
-        groups=lambda *columns: [[*rows]],
-    )
-    assert [run for run, _ in of_runs._find_other_losses_of_samples(siblings)] == accused
+def test_losses_of_equal_samples_are_equal_within_the_rounding_of_each(
+    losses, rounded, contradicting, accused
+):
+    runs = []
+    rows = []
+    for number, loss in enumerate(losses):
+        compression = "bf16" if number in rounded else "none"
+        reasons = f"{FIRST_LOSS_DIFFERS} 2 ×" if number in contradicting else ""
+        of = {"precision": "fp32", "compression": compression, "reasons": reasons}
+        runs.append(run(str(number), **of))
+        rows += steps(str(number), 1, loss_sum=loss, grad_norm=1.0)
+    assert name_runs("other_losses_of_samples", runs, steps=rows) == accused
 
 
 @pytest.mark.parametrize(("step", "rounded", "named"), [(0, True, 1), (3, True, 0), (3, False, 2)])
 def test_norms_of_rounded_gradients_are_compared_at_equal_weights(step, rounded, named):
-    formats = ["none", "bf16" if rounded else "none"]
-    rows = {str(i): {"precision": "fp32", "compression": formats[i]} for i in range(2)}
-    siblings = SimpleNamespace(
-        rows=rows,
-        contradicting=set(),
-        counts={str(i): np.array([[step, 5, 9, 8.0, 3.0 + i]]) for i in range(2)},
-        family=lambda run_id: "packed",
-        groups=lambda *columns: [[*rows]],
-    )
-    found = list(of_runs._find_other_losses_of_samples(siblings))
-    assert len(found) == named
+    runs = []
+    rows = []
+    for number, compression in enumerate(["none", "bf16" if rounded else "none"]):
+        runs.append(run(str(number), precision="fp32", compression=compression))
+        (row,) = steps(str(number), 1, grad_norm=3.0 + number)
+        rows.append(row | {"step": step})
+    assert len(name_runs("other_losses_of_samples", runs, steps=rows)) == named

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.queries import connect_logs, query_rows, read_file
+from tokenscale.analysis.live import connect_logs
+from tokenscale.analysis.queries import query_rows, read_file
 from tokenscale.analysis.run_record import read_settings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file

@@ -13,14 +13,13 @@ class Steps:
     """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that
     reported it.
 
-    `numbers` are the steps, ascending, and `place` is the index of each row's step in them; of rows of
-    several runs, `keys` tell steps of one from those of another (int64, one a row).
+    `numbers` are the steps, ascending, and `place` is the index of each row's step in them.
     """
 
-    def __init__(self, rows: pa.Table, keys: np.ndarray | None = None):
+    def __init__(self, rows: pa.Table):
         self._rows = rows
         self._cache: dict[str, np.ndarray] = {}
-        numbers = self["step"].astype(np.int64) if keys is None else keys
+        numbers = self["step"].astype(np.int64)
         self.numbers, self.place = np.unique(numbers, return_inverse=True)
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ reasons, cautions, and values that were not checked.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis import tables
 from tokenscale.analysis.kept_file import read_kept, write_kept
+from tokenscale.analysis.queries import open_tables
 from tokenscale.analysis.recount import Recount
 from tokenscale.analysis.run_contents import RunContents, decode_contents
 from tokenscale.analysis.run_record import (
@@ -39,6 +41,8 @@ Found = dict[str, Findings | None]
 
 #: tables that a run is judged by beside `runs`, with their rows in its order
 OF_RUNS = ("steps", "logged", "spans", "records", "recounts", "events", "attempts")
+#: tables that runs are compared by
+COMPARED = ("runs", "steps", "events", "stores")
 #: file of the findings of earlier calls
 KEPT = "findings.kept"
 
@@ -70,8 +74,8 @@ def judge_tables(
         siblings.add(parts["steps"], parts["events"])
         findings |= before.read(block, parts, make=partial(_judge_block, folder, block, of_run))
     before.write()
-    others = _read_table(folder / "stores.parquet").to_pylist()
-    verdicts = siblings.judge(rows, found=findings, stores=others)
+    with closing(open_tables(folder, COMPARED)) as connection:
+        verdicts = siblings.judge(connection, findings)
     lengths = {row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in rows}
     cautions = find_cautions(table, stores, corpora, steps=lengths)
     tables.write_verdict(folder, verdicts, cautions=cautions)

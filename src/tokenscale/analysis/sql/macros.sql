@@ -16,6 +16,9 @@ CREATE MACRO loss_tolerance(precision, steps) AS
 -- Whether two runs read the same data in all steps of a group: both state a digest for each step, and these are equal.
 CREATE MACRO same_data(one, other) AS count(*) = count(*) FILTER (one = other);
 
+-- Approaches that train on equal batches: tokenized online, and before.
+CREATE VIEW twins AS FROM (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')) AS t(online, offline);
+
 -- Rates of each run over its measured steps.
 CREATE MACRO run_rates(warmup_steps) AS TABLE
     SELECT run_id, tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s,

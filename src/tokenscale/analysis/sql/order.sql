@@ -11,8 +11,7 @@
 -- `late_loss_tolerance` is that of the last step. Measured with llama-micro over 400 steps, micro-batches of 4 rows
 -- against 16: in fp32 1e-7 in the first 20 steps, at a learning rate of 0.01 3e-5 at step 50 and 3e-3 at step 100; in
 -- bf16 5e-5, then 2e-2 and 4e-2 (at 0.001 3e-7 in all of fp32, 3e-3 in all of bf16). Longer runs had 1e-3 and 1e-2.
-WITH twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
-comparable AS (
+WITH comparable AS (
     SELECT run_id, approach, series, factors, layout, world_size, micro_batch, science, repeat, resumed_at,
         if(compression = 'bf16', 'bf16', precision) AS rounding
     FROM runs

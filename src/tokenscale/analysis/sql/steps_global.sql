@@ -7,7 +7,7 @@ WITH counted AS NOT MATERIALIZED (
 SELECT                                                 -- one rank: nothing to gather, which is five times as fast
     run_id, step, attempt, attempt_step, 1 AS ranks, loss_sum, useful_tokens, total_tokens, rows,
     step_s, data_wait_s, h2d_s, forward_s, backward_s, bubble_s, exposed_communication_s, optimizer_s, memory_peak_bytes,
-    (order_digest % 4503599627370496)::BIGINT AS order_digest   -- modulo 2^52
+    grad_norm, (order_digest % 4503599627370496)::BIGINT AS order_digest   -- modulo 2^52
 FROM counted
 WHERE world_size = 1
 UNION ALL
@@ -16,7 +16,7 @@ SELECT
     sum(loss_sum), sum(useful_tokens)::BIGINT, sum(total_tokens)::BIGINT, sum(rows)::BIGINT,
     max(step_s), max(data_wait_s), max(h2d_s), max(forward_s), max(backward_s), max(bubble_s),
     max(exposed_communication_s), max(optimizer_s), max(memory_peak_bytes),
-    CASE WHEN count(order_digest) = count(*) THEN (sum(order_digest) % 4503599627370496)::BIGINT END
+    max(grad_norm), CASE WHEN count(order_digest) = count(*) THEN (sum(order_digest) % 4503599627370496)::BIGINT END
 FROM counted
 WHERE world_size <> 1
 GROUP BY run_id, step

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.queries import current_throughput
+from tokenscale.analysis.live import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import get_boot_id, read_json
 from tokenscale.cli.status.queue import QueuedJob

@@ -356,7 +356,7 @@ def print_summary(directory: Path) -> None:
     packages are missing.
     """
     try:
-        from tokenscale.analysis.queries import summary_lines
+        from tokenscale.analysis.live import summary_lines
     except ImportError as error:
         outcome = read_json(directory / "run.json", what="record of the run")["outcome"]
         print(f"run    {directory}  {outcome['status']} after {outcome['steps']} steps")
