@@ -304,12 +304,21 @@ def test_losses_of_equal_samples_are_equal_within_the_rounding_of_each(
     assert name_runs("other_losses_of_samples", runs, steps=rows) == accused
 
 
-@pytest.mark.parametrize(("step", "rounded", "named"), [(0, True, 1), (3, True, 0), (3, False, 2)])
-def test_norms_of_rounded_gradients_are_compared_at_equal_weights(step, rounded, named):
+@pytest.mark.parametrize(
+    ("step", "other", "named"),
+    [
+        (0, {"compression": "bf16"}, 1),
+        (3, {"compression": "bf16"}, 0),
+        (0, {"layout": "layout.shard=4, layout.gather=bf16"}, 1),
+        (3, {"layout": "layout.shard=4, layout.gather=bf16"}, 0),
+        (3, {}, 2),
+    ],
+)
+def test_norms_of_rounded_gradients_and_weights_are_compared_at_equal_weights(step, other, named):
     runs = []
     rows = []
-    for number, compression in enumerate(["none", "bf16" if rounded else "none"]):
-        runs.append(run(str(number), precision="fp32", compression=compression))
+    for number, of in enumerate([{"compression": "none", "layout": ""}, other]):
+        runs.append(run(str(number), precision="fp32", **of))
         (row,) = steps(str(number), 1, grad_norm=3.0 + number)
         rows.append(row | {"step": step})
     assert len(name_runs("other_losses_of_samples", runs, steps=rows)) == named

@@ -168,12 +168,13 @@ CREATE TEMP TABLE other_validation_tokens AS
     FROM outvoted('held_out_tokens');
 
 -- Equal weights and samples have equal losses and gradients in every layout, within the rounding of each. Which of two is
--- wrong, their own validation may know. Where gradients are rounded, weights differ after the first step, and norms by more
--- than losses.
+-- wrong, their own validation may know. Where gradients or gathered weights are rounded, weights differ after the first
+-- step, and norms by more than losses.
 CREATE TEMP TABLE other_losses_of_samples AS
     WITH alike AS (
         SELECT run_id, dense_rank() OVER (ORDER BY factors, science, repeat, arm, resumed_from, family) AS alike,
-            compression IS NOT DISTINCT FROM 'bf16' AS rounded, if(rounded, 'bf16', precision) AS rounding,
+            coalesce(compression = 'bf16' OR contains(layout, 'gather=bf16'), false) AS rounded,
+            if(rounded, 'bf16', precision) AS rounding,
             NOT (rounded OR contradicts_itself) AS trusted
         FROM ours
     ),
