@@ -55,6 +55,32 @@ def test_a_share_of_cut_text_is_that_of_other_runs_and_of_the_padded_store(
     assert [int(run) for run, _ in _find_other_cuts(siblings)] == accused
 
 
+@hypothesis.given(
+    least=st.integers(1, 64),
+    steps=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1.0, 0.8]),
+)
+def test_useful_tokens_are_those_of_rows_drawn_from_the_store_whatever_the_rows_are(
+    least, steps, seed, scale
+):
+    """Rows of `least` to 64 useful tokens of 64, of which a run draws eight a step."""
+    random = np.random.default_rng(seed)
+    useful = np.append(random.integers(least, 65, 339), 63)
+    drawn = random.permutation(useful)[: 8 * steps].reshape(steps, 8).sum(axis=1)
+    row = {"store_sha256": "sha", "objective": "causal", "labels": "all", "approach": "packed"}
+    siblings = SimpleNamespace(
+        rows={"run": row | {"global_batch": 8, "sequence_length": 64}},
+        stores={
+            "sha": {"format": "packed", "useful_tokens": useful.sum(), "total_tokens": 64 * 340}
+        },
+        counts={"run": np.outer(scale * drawn, [0, 0, 1, 0, 0])},
+    )
+    found = [*of_runs._find_other_shares(siblings)]
+    assert not (found and scale == 1)
+    assert found or scale == 1 or steps * (least - 50) < 100
+
+
 def find_other_shapes(cells: list[list[float]], quantity: str) -> list[str]:
     """Return the runs that are named; run `c r` is repeat r of cell c."""
     values = {f"{c} {r}": value for c, runs in enumerate(cells) for r, value in enumerate(runs)}

@@ -53,6 +53,8 @@ OF_RUN = 256
 #: steps whose counts are compared: all of the first ones, then every `STRIDE`-th
 FIRST_STEPS = 256
 STRIDE = 64
+#: probability that the useful tokens of rows drawn from a store lie farther from their mean
+CHANCE = 1e-9
 #: approaches whose batches are equal: the online one and its offline twin
 TWINS = {"pretokenized-padded": "padded", "token-list": "padding-free"}
 #: relative difference of losses of the same weights on the same text that another order of sums
@@ -486,6 +488,33 @@ def _find_copied_runs(siblings: Siblings) -> Found:
             ):
                 yield a, f"a copy of run {b}: {words}"
                 yield b, f"a copy of run {a}: {words}"
+
+
+@between(
+    "useful tokens of all steps",
+    f"as near the share of the store as rows drawn from it are, but for a chance of {CHANCE:g}",
+    "store manifest",
+    "invalid",
+)
+def _find_other_shares(siblings: Siblings) -> Found:
+    """The share of a row lies between 0 and 1, so that Hoeffding's bound (1963) holds whatever the
+    rows are; it holds without replacement, too.
+    """
+    for run_id, row in siblings.rows.items():
+        store = siblings.stores.get(row["store_sha256"], {})
+        counts = siblings.counts.get(run_id, ())
+        of_text = (row["objective"], row["labels"]) == ("causal", "all")
+        if not len(counts) or not of_text or row["approach"] not in ("packed", *TWINS):
+            continue
+        if store.get("format") not in ("padded", "packed"):
+            continue
+        rows = len(counts) * row["global_batch"]
+        share = float(counts[:, 2].sum()) / (rows * row["sequence_length"])
+        expected = store["useful_tokens"] / store["total_tokens"]
+        both = ((share, expected), (1 - share, 1 - expected))
+        if rows * sum(p * math.log(p / q) for p, q in both if p > 0) > -math.log(CHANCE):
+            words = f"of its store {100 * expected:.3g} %"
+            yield run_id, f"{100 * share:.3g} % of its positions have a useful token, {words}"
 
 
 @between("useful tokens of a step", "those of a run with its samples", "other runs", "invalid")
