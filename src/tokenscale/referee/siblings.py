@@ -502,7 +502,7 @@ def _find_other_shares(siblings: Siblings) -> Found:
     """
     for run_id, row in siblings.rows.items():
         store = siblings.stores.get(row["store_sha256"], {})
-        counts = siblings.counts.get(run_id, ())
+        counts = siblings.counts.get(run_id, np.zeros((0, 5)))
         of_text = (row["objective"], row["labels"]) == ("causal", "all")
         if not len(counts) or not of_text or row["approach"] not in ("packed", *TWINS):
             continue
