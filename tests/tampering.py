@@ -102,7 +102,12 @@ def edit_page_and_releases(report: Path) -> None:
 
 
 def edit_page_releases_and_readme(report: Path) -> None:
-    edit_page_and_releases(report)
+    edit_page(report)
+    edit_releases_and_readme(report)
+
+
+def edit_releases_and_readme(report: Path) -> None:
+    edit_releases(report)
     text = bundle.render_readme(read_json(report / "provenance.json"), cited=True)
     (report / "README.md").write_text(text)
 
@@ -151,6 +156,7 @@ def call_runs_unfinished(report: Path) -> None:
 
 
 def add_drawing(report: Path) -> None:
+    edit_releases_and_readme(report)
     drawing = min((report / "figures").glob("*/*.svg"))
     shutil.copy(drawing, drawing.with_name("better.svg"))
     with open(report / SUMS, "a") as sums:
@@ -338,7 +344,7 @@ SIBLINGS = {
     "a definition": Tampering(edit_definition),
     "processor in the record": Tampering(name_other_processor),
     "page, of runs that had not ended": Tampering(call_runs_unfinished),
-    "a drawing that is added": Tampering(add_drawing),
+    "a drawing that is added, and releases": Tampering(add_drawing),
     "processor of an approach": Tampering(logs=change_processor, says="not compared"),
     "copy of a repeat": Tampering(logs=copy_repeat, says="a copy of"),
     "processor time": Tampering(logs=halve_processor_time, says=""),

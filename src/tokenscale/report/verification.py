@@ -416,7 +416,7 @@ def _compare_file(chain: Chain, name: str, path: Path, other: Path | None) -> No
     if not path.is_file():
         chain.of(name).differs.append(f"{name}: missing")
     elif other is None:
-        chain.add(chain.of(name), name, "the logs give no such file")
+        chain.add(chain.of(name), name, "the logs give no such file", ending=".txt")
     elif not _is_equal(path, other):
         text, made = (DRAWING.sub(b"<svg>", read_file(page)) for page in (path, other))
         if path.suffix == ".html" and text != made:  # text is the same with every release
