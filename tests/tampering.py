@@ -309,7 +309,7 @@ def lower_first_loss(found: Logs) -> None:
 
 
 def move_bound(report: Path) -> None:
-    replace_text(report / "claims.yaml", r"bound: [-0-9.e]+", "bound: 0.0001")
+    replace_text(report / "claims.yaml", r'(bound"?: )[-0-9.e]+', r"\g<1>0.0001")
 
 
 @dataclass(frozen=True)
