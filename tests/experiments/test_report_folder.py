@@ -19,6 +19,7 @@ from tests import logs
 from tests.logs import tabulate
 from tests.once import once
 from tests.tables import renew_manifests
+from tests.tampering import change_logs, renew_sums, seal
 from tokenscale import __version__
 from tokenscale.analysis.tables import digest, write_verdict, writer
 from tokenscale.base.errors import UserError
@@ -29,20 +30,12 @@ from tokenscale.report import build, bundle, page, pdf, save, verification
 from tokenscale.report.packed_logs import LOGS
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import verify
-from tokenscale.train.record import log_hashes
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(50)]
 
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"
 FILES = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
-
-
-def seal_logs(run):
-    """Seal a run's record with the hashes of its logs, as a training does at its end."""
-    record = read_json(run / "run.json")
-    logs.provenance.seal_record(run, record, record["outcome"] | {"logs": log_hashes(run)})
-    write_json(run / "done.json", {"seal": read_json(run / "run.json")["seal"]})
 
 
 #: claims that are judged here
@@ -83,7 +76,7 @@ def made(tmp_path_factory):
         }
         table = logs.write_demo(folder, **options)
         for path in folder.glob("runs/*/run.json"):
-            seal_logs(path.parent)
+            seal(path.parent)
         tabulate(table, folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
         report(folder)
 
@@ -199,18 +192,6 @@ def quick(monkeypatch, made):
     monkeypatch.setattr(build, "write", write)
 
 
-def renew_sums(report):
-    """Renew the checksums of all files that the report lists, as whoever edits one may do."""
-    names = [
-        line[66:]
-        for line in (report / bundle.SUMS).read_text().splitlines()
-        if (report / line[66:]).is_file()
-    ]
-    (report / bundle.SUMS).write_text(
-        "".join(f"{sha256_file(report / name)}  {name}\n" for name in names)
-    )
-
-
 def test_a_mailed_folder_proves_itself_without_its_project(made, tmp_path, monkeypatch, capsys):
     mailed = shutil.copytree(made / "report", tmp_path / "mail/report")
     monkeypatch.chdir(tmp_path)
@@ -309,7 +290,9 @@ def test_files_that_are_missing_added_or_only_listed_are_named(results, quick):
     renew_sums(report)
     with open(report / bundle.SUMS, "a") as sums:
         sums.write(f"{'0' * 64}  sql/loss.sql\n")
-    checked(
+    (report / "inside").mkdir()
+    (report / "inside" / bundle.SUMS).write_text("")
+    said = checked(
         report,
         [
             ("figures", "sql/loss.sql: missing"),
@@ -319,6 +302,7 @@ def test_files_that_are_missing_added_or_only_listed_are_named(results, quick):
             ("figures", "figures/demo/forged.svg: the logs give no such"),
         ],
     )
+    assert "note: inside/ is a report of its own, not checked here" in said
 
 
 def test_an_edited_list_of_checksums_is_named(results, quick):
@@ -367,10 +351,23 @@ def edit_readme(report):
     renew_sums(report)
 
 
-def test_a_readme_is_compared_where_a_run_had_not_ended(results, quick):
-    report = results / "report"
+def reopen_run(report):
+    """Take the seal out of a run's record; return the run."""
     run = next(iter(read_json(report / "provenance.json")["experiments"]["demo"]["runs"]))
     edit_provenance(report, lambda record: record["experiments"]["demo"]["runs"][run].pop("seal"))
+
+    def change(found):
+        path = found.root / "runs" / run / "run.json"
+        write_json(path, logs.unsealed(path))
+
+    change_logs(report, change)
+    renew_sums(report)
+    return run
+
+
+def test_a_readme_is_compared_where_a_run_had_not_ended(results, quick):
+    report = results / "report"
+    reopen_run(report)
     edit_readme(report)
     checked(report, [("page", "README.md: line 3 has")])
 
@@ -416,8 +413,7 @@ def test_the_text_of_a_page_is_compared_whatever_releases_are_installed(results,
 
 def test_what_differs_where_a_run_had_not_ended_is_unchecked(results, quick):
     report = results / "report"
-    run = next(iter(read_json(report / "provenance.json")["experiments"]["demo"]["runs"]))
-    edit_provenance(report, lambda record: record["experiments"]["demo"]["runs"][run].pop("seal"))
+    run = reopen_run(report)
     flip(report / "data/demo/cells.csv")
     renew_sums(report)
     said = checked(report, [], code=3)
@@ -467,7 +463,7 @@ def edit_description(results, **values):
 SOURCES = {
     "a log": (edit_log, "validity.parquet"),
     "a log, and the record sealed again": (
-        lambda results: seal_logs(edit_log(results)),
+        lambda results: seal(edit_log(results)),
         "has step_s",
     ),
     "a record": (lambda results: edit_json(record_of(results), parameters=7), "runs.parquet"),
@@ -887,49 +883,6 @@ def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(res
     renew_sums(report)
     forged = '"verdict": "supported"'
     checked(report, [("figures", forged), ("page", "index.html"), ("page", "report.pdf")])
-
-
-def forge(results):
-    """Change useful tokens, all clocks and the commit of each run, leave out a repeat of an approach,
-    and move the bound of a claim; all is sealed again.
-    """
-
-    def change(line):
-        if "useful_tokens" in line and "step_s" in line:
-            line |= {name: 0.9 * line[name] for name in ("loss_sum", "useful_tokens")}
-            line["useful_tokens"] = int(line["useful_tokens"])
-        return line | {name: 0.5 * line[name] for name in line if name.endswith("_s")}
-
-    table = logs.unsealed(results / "runs.json")
-    (last,) = (r for r in table["runs"] if r["cell"]["approach"] == "packed" and r["repeat"] == 1)
-    table["runs"].remove(last)
-    write_json(results / "runs.json", table | {"seal": sha256_text(canonical_json(table))})
-    shutil.rmtree(results / "runs" / last["run_id"])
-    for record in results.glob("runs/*/run.json"):
-        for kind in ("steps", "events"):
-            logs.edit(record.parent, change, kind)
-        found = logs.unsealed(record)
-        found["git"]["commit"] = "f" * 40
-        found["started_unix_s"] = 8.5e8
-        found["outcome"].pop("ended_unix_s", None)
-        write_json(record, found)
-        seal_logs(record.parent)
-    ledger = LEDGER | {"claims": {"waits": LEDGER["claims"]["waits"] | {"bound": 0.0001}}}
-    shutil.rmtree(results / "report")
-    tables = results / "tables/demo"
-    tabulate(results / "runs.json", results / "runs", tables, [results / "bench.json"])
-    return ledger
-
-
-def test_a_whole_forgery_verifies_and_the_page_says_what_nobody_checked(results, monkeypatch):
-    """As docs/report.md says, only a signature helps."""
-    monkeypatch.setitem(globals(), "LEDGER", forge(results))
-    report(results)
-    checked(results / "report", [])
-    page_text = (results / "report/index.html").read_text()
-    assert "f" * 7 in page_text and "Not checked in 3 runs" in page_text
-    assert "tokens and order digest of each step" in page_text
-    assert "One source, which no second one could contradict" not in page_text  # none is logged
 
 
 # -- the whole report at once: the bytes of the single commands, and what is refused

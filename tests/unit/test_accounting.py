@@ -296,6 +296,31 @@ def test_processes_beside_a_run_are_allowed_a_share_of_its_steps(
         assert bool(found) == (name == "above"), (limit, found)
 
 
+@pytest.mark.parametrize("times", [0.5, 1.0, 3.0, 40.0])
+def test_a_rank_that_waits_for_a_core_is_set_up_as_many_times_later(times, tmp_path):
+    limit = LEFT_AT_ENDS.beside(TOOK_S) * max(1.0, times)
+    for name, share in (("below", 0.95), ("above", 1.05)):
+        log = make_log(tmp_path / name)
+        (stop,) = (event for event in log.events if event["event"] == "run_stop")
+        stop["cpu_s"] = log.steps["step_s"].sum() / times
+        delay(log, 0, share * limit)
+        found = [text for text in list_sentences(log) if "before the first step" in text]
+        assert bool(found) == (name == "above"), found
+
+
+@pytest.mark.parametrize(("late", "named"), [(1, False), (0, False), (None, True)])
+def test_ranks_wait_for_the_last_one_that_is_set_up(late, named, tmp_path):
+    log = make_log(tmp_path, layout=LayoutSettings(data=2))
+    seconds = 3 * LEFT_AT_ENDS.beside(TOOK_S)
+    delay(log, 0, seconds)
+    for event in log.events:
+        if event["event"] == "init_done" and event["rank"] == late:
+            event["t_mono_s"] += seconds
+            event["t_unix_s"] += seconds
+    found = [text for text in list_sentences(log) if "before the first step" in text]
+    assert bool(found) == named, found
+
+
 @pytest.mark.parametrize("steps", range(1, 2 * FEWEST_STEPS))
 def test_a_few_steps_may_all_have_waited_for_a_core(steps, tmp_path):
     """The first step is not judged. What is counted twice no wait explains."""

@@ -101,6 +101,18 @@ def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
 
 
 @pytest.mark.parametrize(
+    ("order", "canary", "said"),
+    [(ABBA, False, False), (ABBA + "ABBA", False, True), ("A" + ABBA + "ABBA", True, False)],
+    ids=["six pairs", "eight pairs", "behind a canary"],
+)
+def test_a_first_run_that_follows_no_other_is_named_where_it_is_in_a_pair(order, canary, said):
+    frames = campaign(order, 1.2)
+    for rows in frames if canary else ():
+        rows.loc[rows["run_id"] == "packed-0", "repeat"] = 99  # in no pair
+    assert ("follows no other: no canary" in answer(*frames)["spread"]) is said
+
+
+@pytest.mark.parametrize(
     ("designs", "verdict"),
     [
         ([None] * 12, "faster"),

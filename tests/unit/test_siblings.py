@@ -69,6 +69,39 @@ def test_a_share_of_cut_text_is_that_of_other_runs_and_of_the_padded_store(
     assert name_runs("other_cuts", runs, stores=[STORE] * stored) == accused
 
 
+def test_useful_tokens_are_those_of_rows_drawn_from_the_store_whatever_the_rows_are():
+    """Rows of `least` to 64 useful tokens of 64, of which a run draws eight a step; or four fifths of
+    them.
+    """
+    chance = np.random.default_rng(0)
+    of_text = {"objective": "causal", "labels": "all", "approach": "packed", "global_batch": 8}
+    runs = []
+    stores = []
+    rows = []
+    far = set()
+    for case in range(200):
+        least = chance.integers(1, 65)
+        useful = np.append(chance.integers(least, 65, 339), 63)
+        drawn = chance.permutation(useful)[: 8 * chance.integers(1, 41)].reshape(-1, 8).sum(axis=1)
+        scale = chance.choice([1.0, 0.8])
+        runs.append(run(str(case), sequence_length=64, store_sha256=f"store {case}", **of_text))
+        store = {"manifest_sha256": f"store {case}", "format": "packed", "total_tokens": 64 * 340}
+        stores.append(store | {"useful_tokens": int(useful.sum())})
+        tokens = [int(scale * of_step) for of_step in drawn]
+        rows += steps(
+            str(case),
+            len(drawn),
+            useful_tokens=lambda step, _, tokens=tokens: tokens[step],
+            order_digest=lambda step, _: step,
+        )
+        if scale < 1 and len(drawn) * (least - 50) > 100:
+            far.add(str(case))
+        elif scale < 1:
+            runs.pop()  # too few steps of too unequal rows to tell
+    assert far
+    assert {*name_runs("other_shares", runs, steps=rows, stores=stores)} == far
+
+
 def log(event: str, run_id: str, **fields: Any) -> Row:
     return {"run_id": run_id, "attempt": 0, "rank": 0, "event": event, "t_mono_s": 10.0} | fields
 

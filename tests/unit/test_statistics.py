@@ -43,7 +43,10 @@ def test_below_six_pairs_nothing_is_called_an_interval_and_no_number_is_refused(
     for n in range(1, 6):
         assert summarize_pairs(range(1, n + 1), ratios=True) == summary(range(1, n + 1))
         assert summary(range(1, n + 1)).kind == ("single run" if n == 1 else "range")
-    assert summarize_pairs(range(1, statistics.fewest_pairs() + 1), ratios=True).kind == "95 % interval"
+    assert (
+        summarize_pairs(range(1, statistics.fewest_pairs() + 1), ratios=True).kind
+        == "95 % interval"
+    )
     assert summary([]).n == 0 and math.isnan(summary([]).median)
     with pytest.raises(ValueError, match="not finite"):
         summary([1.0, math.nan])

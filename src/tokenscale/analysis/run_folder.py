@@ -146,7 +146,7 @@ def count_again(record: Row, run: RunSettings, steps: np.ndarray, at_hand: Input
             failures.append(role)
             return (
                 "the inputs were not read again: "
-                f"{str(error).splitlines()[0].removeprefix('tokenscale: ')}"
+                f"{str(error).splitlines()[0].removeprefix('tokenscale: ').rstrip('.')}"
             )
 
     counted: Counts | str = "the logs hold no step"

@@ -267,8 +267,11 @@ def _find_unaccounted_seconds(evidence: Evidence) -> Iterator[str]:
     if not len(evidence.raw):
         raise NotCheckedError("the logs hold no step")
     events: dict[Log, list[Row]] = defaultdict(list)
+    ready: dict[int, float] = defaultdict(float)
     for event in evidence.events:
         events[event["attempt"], event["rank"]].append(event)
+        if event["event"] == "init_done":
+            ready[event["attempt"]] = max(ready[event["attempt"]], event["t_unix_s"] or 0.0)
     spent = _sum_events(evidence.events)
     pauses: dict[Log, list[tuple[float, float]]] = defaultdict(list)
     for row in evidence.spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
@@ -281,6 +284,7 @@ def _find_unaccounted_seconds(evidence: Evidence) -> Iterator[str]:
             events=events[attempt, rank],
             spent=spent[attempt],
             pauses=pauses[attempt, rank],
+            ready_unix_s=ready[attempt],
         )
         for text in account.find_faults():
             yield f"{text} (attempt {attempt}, rank {rank})"
@@ -308,6 +312,7 @@ class _Account:
         events: list[Row],
         spent: Mapping[int, float],
         pauses: list[tuple[float, float]],
+        ready_unix_s: float,
     ):
         raw = evidence.raw
         self.own = not evidence.row.get("external")
@@ -335,6 +340,11 @@ class _Account:
         )
         self.begun = self._time("init_done")
         self.stopped = self._time("run_stop")
+        #: seconds that the rank waits, set up, for the last one
+        self.waited = max(0.0, ready_unix_s - self.begun - self.offset[0])
+        cpu_s = sum(event["cpu_s"] or 0.0 for event in events if event["event"] == "run_stop")
+        #: seconds of a step for one of processor time: more than one where it waits for a core
+        self.stretch = max(1.0, float(np.nansum(self.took)) / (cpu_s or math.inf))
         self.before = np.concatenate([[self.begun], self.ended[:-1]])
         self.gap = self.ended - self.before - self.took
         #: rows whose predecessor is the step before; of the first row the end of the set-up
@@ -443,7 +453,7 @@ class _Account:
         if not self.ours:
             return
         ends = (
-            ("before the first step", self.gap[0], self.explained[0]),
+            ("before the first step", self.gap[0] - self.waited, self.explained[0]),
             (
                 "after the last step",
                 self.stopped - self.ended[-1],
@@ -451,7 +461,7 @@ class _Account:
             ),
         )
         for where, took, stated in ends:
-            if took - stated > LEFT_AT_ENDS.beside(stated):
+            if took - stated > LEFT_AT_ENDS.beside(stated) * self.stretch:
                 yield f"{took:.3g} s {where} are explained by {stated:.3g} s"
 
     def _find_overlaps(self) -> Iterator[str]:

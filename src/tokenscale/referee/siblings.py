@@ -103,6 +103,8 @@ LIMITS: dict[str, Any] = {
     # store's: a share of the text, and of the share
     "cut_of_store": 0.01,
     "cut_of_store_share": 0.05,
+    # probability that the useful tokens of rows drawn from a store lie farther from their mean
+    "chance": 1e-9,
     "clock_s": CLOCK_S,
     # seconds that wall clocks of one machine may overlap by without a run having company
     "wall_s": 2.0,
@@ -303,6 +305,14 @@ compare(
     known_from="other runs",
     word="invalid",
     tolerance="half of them",
+)
+compare(
+    "other_shares",
+    value="useful tokens of all steps",
+    must="as near the share of the store as rows drawn from it are, but for a chance of "
+    f"{LIMITS['chance']:g}",
+    known_from="store manifest",
+    word="invalid",
 )
 compare(
     "other_counts",

@@ -338,6 +338,25 @@ CREATE TEMP TABLE other_cuts AS
     JOIN stored AS s ON s.corpus = r.key AND s.tokenizer = r.tokenizer AND s.sequence_length = r.sequence_length
     WHERE abs(r.value - s.share) > cut_of_store() + cut_of_store_share() * s.share;
 
+-- Rows are drawn from their store. The share of a row that is useful lies between 0 and 1, so that Hoeffding's bound (1963)
+-- holds whatever the rows are, and without replacement, too.
+CREATE MACRO divergence(p, q) AS if(p > 0, p * ln(p / q), 0);
+CREATE TEMP TABLE other_shares AS
+    WITH drawn AS (
+        SELECT run_id, count(*) * r.global_batch AS rows, sum(c.useful_tokens) / (rows * r.sequence_length) AS share,
+            s.useful_tokens / s.total_tokens AS of_store
+        FROM counts AS c
+        JOIN counted AS r USING (run_id)
+        JOIN stores AS s ON s.manifest_sha256 = r.store_sha256
+        WHERE r.objective = 'causal' AND r.labels = 'all' AND s.format IN ('padded', 'packed')
+            AND (r.approach = 'packed' OR r.approach IN (SELECT offline FROM twins))
+        GROUP BY run_id, r.global_batch, r.sequence_length, of_store
+    )
+    SELECT run_id, format('{:.3g} % of its positions have a useful token, of its store {:.3g} %', 100 * share, 100 * of_store)
+        AS sentence
+    FROM drawn
+    WHERE rows * (divergence(share, of_store) + divergence(1 - share, 1 - of_store)) > -ln(chance());
+
 -- The rows validated on are those of a store of another split than the training's.
 CREATE TEMP TABLE training_splits AS
     SELECT run_id, 'it validated on text of the training split' AS sentence

@@ -403,13 +403,17 @@ def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Ju
 
 def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
     """Note which cell ran first in how many pairs, where throughput drifted or it is one cell in
-    six or more.
+    six or more; and that the first run of all, behind no other, is in one of seven or more pairs.
     """
     known = [started[a] < started[b] for a, b in judged.pair.ids if a in started and b in started]
     if known and (judged.notes or (len(known) > 5 and len(set(known)) == 1)):
-        return judged.mark(
+        judged = judged.mark(
             "", f"{judged.pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}"
         )
+    first = min(started, key=started.__getitem__, default=None)
+    in_pair = any(first in both for both in judged.pair.ids)
+    if judged.pair.quantity == RATE and len(known) > 6 and in_pair:
+        return judged.mark("", "the first run of all, in a pair, follows no other: no canary")
     return judged
 
 
