@@ -120,6 +120,8 @@ class Forward:
         entries = shard_rows(
             model.resolved_vocabulary_size, index=coordinate.tensor, count=layout.tensor
         )
+        #: whether operations of RMSNorm are separate ones
+        self.unfused_norms = model.norm == "rms" and not self.fused
         #: whether the loss makes its gradients in forward, by chunks of positions
         self.chunks = bool(run.loss_chunk) or layout.tensor > 1
         #: rows of this rank's output head, as products have them

@@ -134,8 +134,7 @@ class Peak:
             self.now -= forward.input_bytes()
         if forward.fused and not forward.has_loss(chunk):
             self.now -= forward.input_bytes()  # has been sent
-        if not forward.deferred:
-            self.stand.add(chunk)
+        self.stand.add(chunk)
         self.now -= self.reduced
         self.reduced = 0
 
@@ -144,13 +143,12 @@ class Peak:
         the last one.
         """
         layers = len(self.forward.stages[action.chunk])
-        if action.chunk in self.stand:
+        if action.micro:
             self._see(self.product_bytes(self.block))
         else:
             self.now += layers * self.sum_size * sum(prod(w.shape) for w in self.block)
             self._see(0)
         self.now -= layers * self.forward.deferred_bytes()
-        self.stand.add(action.chunk)
 
     def _makes(self, stands: bool) -> bool:
         """Return whether backward makes whole gradients, instead of adding each weight's to those
@@ -162,7 +160,7 @@ class Peak:
         """Replace what backward has made of some gradients by what stands after it. Return the bytes
         of the copy that FSDP reduces, which stays until the next reduction.
         """
-        whole = self.gradient_bytes(weights) if self._makes(stands) else 0
+        whole = self.gradient_bytes(weights) if self.reduces or not stands else 0
         elements = sum(prod(weight.shape) for weight in weights)
         if not self.sharded:
             self.now += 0 if stands else self.sum_size * elements
@@ -236,7 +234,7 @@ class Peak:
             # the output's gradient, as the product has it
             product += forward.product * forward.all * forward.model.dimension
         if forward.deferred:
-            return max(product, behind)
+            return max(product, behind + positions)  # the product's input stays
         if self._makes(stands):
             behind += self.gradient_bytes(down)
         return max(product + self.product_bytes(down), behind)
@@ -246,14 +244,19 @@ class Peak:
         beyond its activations.
         """
         forward = self.forward
-        # the gradient of this product, and two of its input
-        found = forward.product * forward.all * (forward.wide + 2 * forward.model.dimension)
-        found += forward.norm_bytes() + forward.product_input_bytes(3) - forward.kept_bytes()
+        norm = forward.norm_bytes() - forward.kept_bytes()
+        width = forward.product * forward.all * forward.model.dimension
+        # gradients inside an unfused RMSNorm
+        inside = 16 * forward.own * forward.model.dimension * forward.unfused_norms
         if forward.deferred:
-            return found + forward.deferred_bytes() - forward.product_input_bytes(3)
+            return norm + forward.deferred_bytes() + max(width, inside)
+        # two gradients of the product's input, and that of its output
+        behind = 2 * width + forward.product * forward.all * forward.wide
+        behind += forward.product_input_bytes(3)
         if self._makes(stands):
-            return found + self.gradient_bytes(self.block)
-        return found + self.product_bytes([w for w in self.block if "query" in w.name])
+            return norm + self.gradient_bytes(self.block) + max(behind, inside)
+        queries = self.product_bytes([w for w in self.block if "query" in w.name])
+        return norm + max(behind + queries, inside)
 
     def product_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of the largest gradient of some matrices as a product makes it, and in
@@ -299,10 +302,12 @@ class Peak:
         if self.size == 2 and self.run.optimizer.moments == "fp32":
             found = 8 * max(prod(weight.shape) for weight in self.weights) // self.layout.shard
         if self.layout.keeps_gradients:
-            # DDP's buckets after the first step, in a new order
-            return max(found, self.gradients, self.bucket_bytes() * (self.layout.shard > 1))
-        if not self.sharded and self.layout.data_parallel_size > 1:
-            return max(found, self.bucket_bytes())
+            found = max(found, self.gradients)  # DDP's buckets after the first step, in a new order
+        if self.layout.shard > 1 and not self.sharded:
+            largest = self.size * max(prod(weight.shape) for weight in self.weights)
+            found = max(found, self.bucket_bytes() + min(largest, self.size * BUCKET))
+        elif self.layout.data > 1 and not (self.sharded or self.layout.keeps_gradients):
+            found = max(found, self.bucket_bytes())
         return found
 
     def gradient_bytes(self, weights: Iterable[Weight]) -> int:
