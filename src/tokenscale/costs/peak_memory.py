@@ -100,7 +100,7 @@ class Peak:
         chunk = action.chunk
         stands = chunk in self.stand
         first = forward.first and chunk == 0
-        whole = 0  # gradients of weights outside of blocks, until FSDP reduces them
+        whole = 0  # the head's gradient until FSDP reduces it, or less its weight that it reshards
         copy = 0
         if forward.has_loss(chunk):
             self._see((self.gathered_block if self.resharded else 0) + self.loss_backward_bytes())
@@ -108,7 +108,7 @@ class Peak:
             self.now -= forward.loss_bytes()
             if self.layout.head_group and self.sharded:
                 copy = self._settle(self.head, stands, last)
-                self.now -= self.padded_bytes(self.head, forward.stream)
+                whole = -self.padded_bytes(self.head, forward.stream)
             elif self._makes(stands) or self.tied and first:
                 whole = self.gradient_bytes(self.head)
         self.now += whole + forward.input_bytes()  # and the gradient of the stage's output
