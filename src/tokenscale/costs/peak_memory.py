@@ -66,9 +66,13 @@ class Peak:
             self.now += self.gradients
             self.stand = set(range(len(self.forward.stages)))
         actions = self.forward.actions()
-        passes = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
         for action in actions:
-            passes[action.kind](action, last=action == actions[-1])
+            if action.kind == "F":
+                self._forward(action)
+            elif action.kind == "B":
+                self._backward(action, last=action == actions[-1])
+            else:
+                self._weight_gradients(action)
         self.now = self.states + self.forward.rotary_bytes() + self.gradients
         self._see(self.update_bytes())
         return self.most
@@ -77,7 +81,7 @@ class Peak:
         """Take into account what exists for a moment."""
         self.most = max(self.most, self.now + size)
 
-    def _forward(self, action: Action, last: bool) -> None:
+    def _forward(self, action: Action) -> None:
         forward = self.forward
         self.now += forward.pass_bytes(action.chunk)
         # autocast's copies of matrices, until the pass ends
@@ -138,7 +142,7 @@ class Peak:
         self.now -= self.reduced
         self.reduced = 0
 
-    def _weight_gradients(self, action: Action, last: bool) -> None:
+    def _weight_gradients(self, action: Action) -> None:
         """The deferred gradients of a pass in a zero-bubble schedule, whose inputs are freed after
         the last one.
         """
