@@ -166,10 +166,7 @@ class Peak:
         """
         whole = self.gradient_bytes(weights) if self.reduces or not stands else 0
         elements = sum(prod(weight.shape) for weight in weights)
-        if not self.sharded:
-            self.now += 0 if stands else self.sum_size * elements
-            return 0
-        if not (self.reduces or last):
+        if not self.sharded or not (self.reduces or last):
             self.now += 0 if stands else self.sum_size * elements
             return 0
         copy = self.padded_bytes(weights, self.reduced_size)
@@ -178,7 +175,7 @@ class Peak:
         if stands and not self.reduces:
             self.now -= self.sum_size * elements
         if not stands or not self.reduces:
-            self.now += shard
+            self.now += shard * self.sum_size // self.reduced_size
         elif self.layout.data > 1:
             # replicas reduce the sum, which FSDP keeps until the pass ends
             self.now += shard
