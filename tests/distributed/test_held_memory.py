@@ -192,7 +192,7 @@ def test_the_peak_of_a_rank_of_a_fake_world_is_what_is_predicted(counted, case):
         assert held.total >= held.peak
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.marks])
 def test_real_ranks_hold_what_is_predicted_and_what_a_fake_world_counts(counted, case):
     run = FAKE[case]
     measured = run_ranks(measure, run.layout.world_size, run)
