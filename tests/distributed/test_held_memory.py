@@ -199,6 +199,9 @@ def test_real_ranks_hold_what_is_predicted_and_what_a_fake_world_counts(counted,
     for rank, (parts, peak) in enumerate(measured):
         held = memory(run, rank)
         assert parts == {part: getattr(held, part) for part in parts}, f"rank {rank}"
+        assert peak > 0.98 * held.peak, f"rank {rank}"
+        if run.layout.shard > 1:
+            continue  # gloo's reduce-scatter copies its input, which neither of the others has
         assert peak == pytest.approx(held.peak, rel=0.02), f"rank {rank}"
         if rank in counted[case]:
             assert peak == pytest.approx(counted[case][rank].peak, rel=0.02), f"rank {rank}"
