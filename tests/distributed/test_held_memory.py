@@ -1,8 +1,11 @@
 """What a rank holds between steps, between micro-steps and at its peak: predicted, counted in a fake
-world, and between micro-steps also measured on gloo ranks.
+world, and on gloo ranks.
 
-The fake world is the witness that knows nothing of gradients: one rank of torch's fake process
-group, on which all storages that exist are added up (`train/fake_world.py`).
+The count is the witness that knows nothing of gradients: all storages that operations have returned
+are added up (`train/fake_world.py`). On real ranks it sees what the fake world sees, at the times
+when messages do arrive; it sees neither gloo's own buffers nor a kernel's workspace. The project's
+record of a CPU's peak is the process's resident set, whose libraries alone are larger than these
+models.
 """
 
 from dataclasses import replace
@@ -11,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.distributed.parity import GPT2_PARTS, SHAPE, each, on_ranks, selected, trainer_of
+from tests.distributed.parity import GPT2_PARTS, SHAPE, selected, trainer_of
 from tests.distributed.ranks import run_ranks
 from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import OptimizerSettings, RunSettings
-from tokenscale.train.fake_world import measure_step
+from tokenscale.train.fake_world import count_step, measure_step
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
 
@@ -45,6 +48,18 @@ LAYOUTS = {
     "tensor and zero3, unsharded": LayoutSettings(tensor=2, shard=2, **UNSHARDED),
 }
 PIPELINES = {
+    **{
+        schedule: LayoutSettings(pipeline=RANKS, schedule=schedule)
+        for schedule in ("naive", "gpipe", "1f1b", "zero-bubble")
+    },
+    "interleaved": LayoutSettings(pipeline=2, schedule="interleaved", stages_per_rank=2),
+    "1f1b and ddp": LayoutSettings(pipeline=2, data=2),
+    "1f1b and tensor": LayoutSettings(pipeline=2, tensor=2),
+    "1f1b and zero2": LayoutSettings(pipeline=2, shard=2, sharding="zero2"),
+    "zero-bubble and zero1": LayoutSettings(
+        pipeline=2, shard=2, sharding="zero1", schedule="zero-bubble"
+    ),
+    "zero-bubble and tensor": LayoutSettings(pipeline=2, tensor=2, schedule="zero-bubble"),
     "1f1b and zero3": LayoutSettings(pipeline=2, shard=2),
     "1f1b and zero3, unsharded": LayoutSettings(pipeline=2, shard=2, **UNSHARDED),
     "interleaved and zero2": LayoutSettings(
@@ -68,20 +83,11 @@ def run_of(layout: LayoutSettings, micro_steps: int, **changes) -> RunSettings:
 
 
 FAKE = {
-    (name, steps): run_of(layout, steps) for name, layout in LAYOUTS.items() for steps in (1, 4)
+    (name, steps): run_of(layout, steps)
+    for name, layout in (LAYOUTS | PIPELINES).items()
+    for steps in (1, 4)
+    if steps > 1 or layout.schedule != "interleaved"  # which needs as many as stages
 }
-REAL = {
-    **{
-        (name, steps): run_of(LAYOUTS[name], steps)
-        for name in ("zero1", "zero2", "zero2, unsharded", "zero3", "zero3, unsharded", "hsdp")
-        for steps in (1, 4)
-    },
-    ("zero3, gathered in bf16, unsharded", 4): FAKE["zero3, gathered in bf16, unsharded", 4],
-    ("tensor and zero3, unsharded", 4): FAKE["tensor and zero3, unsharded", 4],
-    **{(name, 4): run_of(layout, 4) for name, layout in PIPELINES.items()},
-}
-
-
 #: production settings, and what else changes what exists for a moment
 LARGE_VOCABULARY = replace(MODEL, layers=2, vocabulary_size=2048)
 AS_RUN = LayoutSettings(shard=RANKS, gather="bf16", embedding_group=True, head_group=True)
@@ -108,13 +114,21 @@ MOMENTS = {
         precision="bf16-true",
         optimizer=FP32_MOMENTS,
     ),
-    **{(name, 4): run_of(layout, 4) for name, layout in PIPELINES.items()},
+    "1f1b in bf16": run_of(LayoutSettings(pipeline=2), 4, precision="bf16"),
+    "1f1b of 16-bit weights": run_of(LayoutSettings(pipeline=2), 4, precision="bf16-true"),
+    "zero-bubble in bf16": run_of(
+        LayoutSettings(pipeline=2, schedule="zero-bubble"), 4, precision="bf16"
+    ),
+    "zero-bubble of GPT-2's parts": run_of(
+        LayoutSettings(pipeline=2, schedule="zero-bubble"), 4, model=GPT2
+    ),
+    "1f1b, blocks again": run_of(LayoutSettings(pipeline=2), 4, **CHECKPOINTED),
+    "1f1b, large vocabulary": run_of(LayoutSettings(pipeline=2), 4, **CHUNKS),
 }
 
 
 #: layouts whose step of one micro-step is part of the gate; of four each one is
 OF_ONE_MICRO_STEP = ("single", "zero2", "zero3", "zero3, gathered in bf16")
-#: cases of the fake world
 CASES = [
     pytest.param(
         case,
@@ -125,8 +139,14 @@ CASES = [
 ]
 
 
+def stage_ranks(run):
+    """The first rank of each stage: others hold the same."""
+    places = [(rank, run.layout.coordinate(rank)) for rank in range(run.layout.world_size)]
+    return [rank for rank, place in places if place.data == place.shard == place.tensor == 0]
+
+
 def measure_all(world, runs):
-    return [measure_step(run, rank=0) for run in runs]
+    return [{rank: measure_step(run, rank) for rank in stage_ranks(run)} for run in runs]
 
 
 def measure(world, run):
@@ -136,47 +156,52 @@ def measure(world, run):
     useful = torch.tensor(float(tokens.size * run.layout.data_parallel_size))
     probe = Probe(trainer.model, world.device, run, trainer.shards.held_gradients)
     trainer.step(batch, useful, 1e-3, HostTimer(), probe)
-    return {part: probe.bytes[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer")}
+    parts = {
+        part: probe.bytes[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer")
+    }
+    return parts, count_step(run, world).peak
 
 
 @pytest.fixture(scope="module")
 def counted(request):
-    """Case → what its rank held, for the selected tests."""
+    """Case → rank of each stage → what it held, for the selected tests."""
     chosen = {case for (case,) in selected(request, "case")}
     cases = {case: run for case, run in (FAKE | MOMENTS).items() if case in chosen}
-    (found,) = run_ranks(measure_all, 1, list(cases.values()))
+    (found,) = run_ranks(measure_all, 1, list(cases.values()), timeout_s=1200)
     return dict(zip(cases, found, strict=True))
-
-
-@pytest.fixture(scope="module")
-def measured():
-    return on_ranks(each, REAL, measure)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_rank_of_a_fake_world_holds_what_is_predicted(counted, case):
-    held = memory(FAKE[case], rank=0)
-    stay = held.gradients if FAKE[case].layout.keeps_gradients else 0
-    assert counted[case].between_micro_steps == pytest.approx(held.standing, rel=0.02)
-    assert counted[case].between_steps == pytest.approx(
-        held.parameters + held.optimizer + stay, rel=0.02
-    )
+    run = FAKE[case]
+    for rank, found in counted[case].items():
+        held = memory(run, rank)
+        stay = held.gradients if run.layout.keeps_gradients else 0
+        if run.layout.pipeline == 1:
+            assert found.between_micro_steps == pytest.approx(held.standing, rel=0.02)
+        between_steps = held.parameters + held.optimizer + stay
+        assert found.between_steps == pytest.approx(between_steps, rel=0.02), f"rank {rank}"
 
 
 @pytest.mark.parametrize("case", [*CASES, *MOMENTS])
 def test_the_peak_of_a_rank_of_a_fake_world_is_what_is_predicted(counted, case):
-    """And the bytes that `plan` and `ready` compare with a GPU are never below it. Of a pipeline's
-    passes in flight all count as the largest.
-    """
-    run = (FAKE | MOMENTS)[case]
-    held = memory(run, rank=0)
-    tolerance = 0.03 if run.layout.pipeline == 1 else 0.05
-    assert counted[case].peak == pytest.approx(held.peak, rel=tolerance)
-    assert held.total >= held.peak
+    """And the bytes that `plan` and `ready` compare with a GPU are never below it."""
+    for rank, found in counted[case].items():
+        held = memory((FAKE | MOMENTS)[case], rank)
+        assert found.peak == pytest.approx(held.peak, rel=0.02), f"rank {rank}"
+        assert held.total >= held.peak
 
 
-@pytest.mark.parametrize("case", REAL)
-def test_real_ranks_hold_what_is_predicted(measured, case):
-    for rank, found in enumerate(measured[case]):
-        held = memory(REAL[case], rank)
-        assert found == {part: getattr(held, part) for part in found}, f"rank {rank}"
+@pytest.mark.parametrize("case", [case for case in CASES if not case.marks])
+def test_real_ranks_hold_what_is_predicted_and_what_a_fake_world_counts(counted, case):
+    run = FAKE[case]
+    measured = run_ranks(measure, run.layout.world_size, run)
+    for rank, (parts, peak) in enumerate(measured):
+        held = memory(run, rank)
+        assert parts == {part: getattr(held, part) for part in parts}, f"rank {rank}"
+        assert peak > 0.98 * held.peak, f"rank {rank}"
+        if run.layout.shard > 1:
+            continue  # gloo's reduce-scatter copies its input, which neither of the others has
+        assert peak == pytest.approx(held.peak, rel=0.02), f"rank {rank}"
+        if rank in counted[case]:
+            assert peak == pytest.approx(counted[case][rank].peak, rel=0.02), f"rank {rank}"

@@ -9,7 +9,12 @@ from math import prod
 from typing import Literal
 
 from tokenscale.costs.flops import Weight, list_weights
-from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
+from tokenscale.costs.pipeline_schedules import (
+    Action,
+    assign_stages,
+    build_schedule,
+    max_in_flight,
+)
 from tokenscale.data.order.permutation import micro_steps, rank_slots, shard_rows
 from tokenscale.settings.layout import MeshCoordinate
 from tokenscale.settings.model import aligned_rows
@@ -78,6 +83,8 @@ class Forward:
         self.model = model
         self.layout = layout
         self.coordinate = coordinate
+        self.stages = local_layers(run, coordinate)
+        self.weights = local_weights(run, coordinate)
         self.device = device
         self.fused = device == "cuda"
         self.first = coordinate.pipeline == 0
@@ -113,41 +120,57 @@ class Forward:
         entries = shard_rows(
             model.resolved_vocabulary_size, index=coordinate.tensor, count=layout.tensor
         )
+        #: whether operations of RMSNorm are separate ones
+        self.unfused_norms = model.norm == "rms" and not self.fused
+        #: whether the loss makes its gradients in forward, by chunks of positions
+        self.chunks = bool(run.loss_chunk) or layout.tensor > 1
         #: rows of this rank's output head, as products have them
         self.vocabulary_rows = aligned_rows(len(entries), device=device)
         self.score_rows = self.all * model.heads // layout.tensor
+
+    def actions(self) -> list[Action]:
+        """Return the passes of a step in this rank's order. Without a pipeline a first one, one
+        between and a last one stand for all.
+        """
+        if self.layout.pipeline == 1:
+            return build_schedule("naive", rank=0, ranks=1, micro_batches=min(self.steps, 3))
+        return build_schedule(
+            self.layout.schedule,
+            rank=self.coordinate.pipeline,
+            ranks=self.layout.pipeline,
+            micro_batches=self.steps,
+            chunks=self.layout.stages_per_rank,
+        )
+
+    def has_loss(self, chunk: int) -> bool:
+        """Return whether this rank's stage number `chunk` is the last stage."""
+        return self.last and chunk == len(self.stages) - 1
 
     def total_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered,
         once.
         """
-        run = self.run
-        layout = self.layout
-        place = self.coordinate.pipeline
-        stages = local_layers(run, coordinate=self.coordinate)
-        passes = 1
-        if layout.pipeline > 1:
-            order = build_schedule(
-                layout.schedule,
-                rank=place,
-                ranks=layout.pipeline,
-                micro_batches=self.steps,
-                chunks=layout.stages_per_rank,
-            )
-            passes = max_in_flight(order)
-        layers = stages[0]
-        saved = len(layers) * self.kept_bytes()
-        if self.keeps_copies:
-            saved += self.copy_bytes([w for w in weights if w.layer in layers])
-        if self.model.positions == "rotary" and self.checkpointing == "none":
-            saved += 4 * run.sequence_length * self.model.head_dimension  # cosines and sines
-        saved += self.embedding_bytes() if self.first else 0
-        saved += self.loss_bytes() if self.last and len(stages) == 1 else 0
+        passes = max_in_flight(self.actions())
+        saved = self.pass_bytes(0) + (self.rotary_bytes() if self.checkpointing == "none" else 0)
+        saved += self.loss_bytes() if self.has_loss(0) else 0
         return (
             passes * saved
-            + self.message_bytes(passes, stages=len(stages))
+            + self.message_bytes(passes, stages=len(self.stages))
             + self.gathered_bytes(weights)
         )
+
+    def pass_bytes(self, chunk: int) -> int:
+        """Return the bytes that the blocks of a stage save, and the embedding before them."""
+        layers = self.stages[chunk]
+        saved = len(layers) * self.kept_bytes()
+        if self.keeps_copies:
+            saved += self.copy_bytes([w for w in self.weights if w.layer in layers])
+        return saved + (self.embedding_bytes() if self.first and chunk == 0 else 0)
+
+    def rotary_bytes(self) -> int:
+        """Return the bytes of cosines and sines."""
+        rotary = self.model.positions == "rotary"
+        return 4 * self.run.sequence_length * self.model.head_dimension if rotary else 0
 
     def copy_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of autocast's copies of the blocks' matrices among some weights."""
@@ -164,9 +187,17 @@ class Forward:
         }
         return by_mode[self.checkpointing]()
 
-    def first_block_bytes(self) -> int:
-        """Return the bytes of the first block and of the embedding, which backward needs last."""
-        return self.kept_bytes() + (self.embedding_bytes() if self.first else 0)
+    def deferred_bytes(self) -> int:
+        """Return the bytes of a block's products that a zero-bubble schedule keeps between a
+        backward pass and that of weight gradients: their inputs and output gradients.
+        """
+        if not self.deferred:
+            return 0
+        width = self.model.dimension
+        inner = self.inner * (2 if self.model.activation == "swiglu" else 1)
+        gradients = self.wide + 2 * self.key_value + inner + 2 * width
+        inputs = 2 * self.product_input_bytes(3)
+        return inputs + self.product * self.all * (gradients + self.wide + self.inner)
 
     def message_bytes(self, passes: int, stages: int) -> int:
         """Return the bytes of a pipeline's messages: on a GPU the outputs of the passes in flight;
@@ -298,7 +329,7 @@ class Forward:
         model = self.model
         elements = self.all * self.model.dimension
         vocabulary = self.vocabulary_rows
-        if self.run.loss_chunk or self.layout.tensor > 1:
+        if self.chunks:
             return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)
         copy = 2 * vocabulary * model.dimension if self.autocast else 0
         return (

@@ -1,9 +1,8 @@
 """The most bytes that a rank holds at any time of a step, from the settings.
 
-A step is largest at one of a few moments: in the loss, whose logits exist twice more; in the
-backward pass of a block, while most activations still exist; where embedding and head get their
-gradients and FSDP reduces them; or in the update. Each moment is a sum of what stands, of the
-activations that are left, and of what exists for that moment alone.
+`Peak` goes through a rank's step as its schedule orders it, and adds up what each pass makes and
+frees: activations of the passes in flight, messages of a pipeline, gathered weights, gradients, and
+what exists for a moment alone. Without a pipeline passes alternate.
 """
 
 from collections.abc import Iterable
@@ -11,13 +10,14 @@ from math import prod
 
 from tokenscale.costs.activations import Forward, padded_elements
 from tokenscale.costs.flops import Weight
+from tokenscale.costs.pipeline_schedules import Action
 
 #: values from which on a collective is no longer shared by tensors (`train.parallel.sharding`)
 BUCKET = 1 << 25
 
 
 class Peak:
-    """Moments of a step at which a rank's memory may be largest.
+    """A rank's memory during a step.
 
     `forward` has the activations, `weights` are this rank's before sharding, `states` are the bytes
     of parameters and optimizer state, and `gradients` those between micro-steps.
@@ -32,8 +32,6 @@ class Peak:
         self.weights = weights
         self.states = states
         self.gradients = gradients
-        self.activations = forward.total_bytes(weights)
-        self.gathered = forward.gathered_bytes(weights)
         #: bytes per element of weights
         self.size = 2 if run.precision == "bf16-true" else 4
         self.sum_size = forward.sum_size
@@ -42,121 +40,231 @@ class Peak:
         #: whether FSDP gathers weights, and reshards those of blocks after each pass
         self.sharded = layout.shard > 1 and layout.sharding != "zero1"
         self.resharded = self.sharded and layout.sharding == "zero3"
-        #: whether gradients stand when backward begins
-        self.stands = forward.steps > 1 or layout.keeps_gradients
-        #: whether backward allocates new gradients: else it adds to those of earlier micro-steps
-        reduced = self.sharded and layout.accumulation == "sharded"
-        self.makes_gradients = reduced or not self.stands
+        #: whether FSDP reduces gradients in each pass
+        self.reduces = self.sharded and layout.accumulation == "sharded"
         layers = sorted({weight.layer for weight in weights if weight.layer is not None})
         self.block = [weight for weight in weights if weight.layer == layers[-1]]
         self.rest = [weight for weight in weights if weight.layer is None]
-        tied = run.model.tied_embeddings
-        self.head = [w for w in self.rest if w.name == ("embedding" if tied else "head")]
+        self.tied = run.model.tied_embeddings
+        self.head = [w for w in self.rest if w.name == ("embedding" if self.tied else "head")]
         if not forward.last:
             self.head = []
         self.embedding = [w for w in self.rest if w.name == "embedding" and forward.first]
+        #: a block's gathered weights
+        self.gathered_block = self.padded_bytes(self.block, forward.stream) if self.sharded else 0
+        #: bytes at the time, and the most so far
+        self.now = states + forward.rotary_bytes() + forward.gathered_bytes(weights)
+        self.most = 0
+        #: stages whose gradients stand
+        self.stand: set[int] = set()
+        #: sums that FSDP keeps until a pass ends
+        self.reduced = 0
 
     def largest(self) -> int:
-        """Return the bytes of the largest moment."""
-        return self.states + max(self.moments().values())
+        """Return the most bytes at one time."""
+        if self.layout.keeps_gradients:
+            self.now += self.gradients
+            self.stand = set(range(len(self.forward.stages)))
+        actions = self.forward.actions()
+        for action in actions:
+            if action.kind == "F":
+                self._forward(action)
+            elif action.kind == "B":
+                self._backward(action, last=action == actions[-1])
+            else:
+                self._weight_gradients(action)
+        self.now = self.states + self.forward.rotary_bytes() + self.gradients
+        self._see(self.update_bytes())
+        return self.most
 
-    def moments(self) -> dict[str, int]:
-        """Return moment → its bytes beside parameters and optimizer state."""
+    def _see(self, size: int) -> None:
+        """Take into account what exists for a moment."""
+        self.most = max(self.most, self.now + size)
+
+    def _forward(self, action: Action) -> None:
         forward = self.forward
-        before = self.gradients if self.stands else 0
-        left = self.activations
-        found = {}
-        if forward.last:
-            found["loss"] = before + left + self.loss_bytes()
-            left -= forward.loss_bytes()
-        head = self.head_bytes()
-        found["last block"] = before + left + head + self.block_bytes()
-        kept = forward.kept_bytes()
-        copy = 0
-        if self.sharded:
-            # FSDP reduces a copy of a block's gradients, which stands until the next block's do
-            copy = self.padded_bytes(self.block, self.reduced_size)
-            if self.stands and self.makes_gradients:
-                copy += copy // self.layout.shard  # the sum, before it is added
-            whole = self.gradient_bytes(self.block) if self.makes_gradients else 0
-            found["reduction"] = before + left - kept + head + whole + copy
-            found["reduction"] += self.prefetched_bytes()
-            found["block before"] = before + left - kept + head + self.block_bytes() + copy
-        # gradients grow while activations go: the first block may be larger
-        made = self.gradients
-        if not self.stands:
-            made -= self.gradient_bytes([*self.embedding, *self.block])
-        one = forward.first_block_bytes() + self.gathered
-        found["first block"] = made + one + self.block_bytes() + copy
-        found["rest"] = self.gradients + self.rest_bytes()
-        found["update"] = self.gradients + self.update_bytes()
-        return found
+        self.now += forward.pass_bytes(action.chunk)
+        # autocast's copies of matrices, until the pass ends
+        made = 0 if forward.keeps_copies else forward.copy_bytes(self.weights)
+        # FSDP frees what it has gathered last when it gathers again
+        if self.layout.head_group and self.sharded and forward.has_loss(action.chunk):
+            made += self.padded_bytes(self.head, forward.stream)
+        elif self.resharded or action.micro == 0:
+            made += self.gathered_block
+        if forward.has_loss(action.chunk):
+            self.now += forward.loss_bytes()
+            self._see(made + self.loss_forward_bytes())
+        else:
+            # the output, which is sent, and that of the last product
+            self.now += forward.input_bytes()
+            self._see(made + forward.product * forward.own * forward.model.dimension)
 
-    def loss_bytes(self) -> int:
-        """Return what the loss makes for a moment beside what it saves, in its forward or its
-        backward pass.
+    def _backward(self, action: Action, last: bool) -> None:
+        forward = self.forward
+        chunk = action.chunk
+        stands = chunk in self.stand
+        first = forward.first and chunk == 0
+        whole = 0  # the head's gradient until FSDP reduces it, or less its weight that it reshards
+        copy = 0
+        if forward.has_loss(chunk):
+            self._see((self.gathered_block if self.resharded else 0) + self.loss_backward_bytes())
+            self._see(self.head_product_bytes())
+            self.now -= forward.loss_bytes()
+            if self.layout.head_group and self.sharded:
+                copy = self._settle(self.head, stands, last)
+                whole = -self.padded_bytes(self.head, forward.stream)
+            elif self._makes(stands) or self.tied and first:
+                whole = self.gradient_bytes(self.head)
+        self.now += whole + forward.input_bytes()  # and the gradient of the stage's output
+        for below in reversed(range(len(forward.stages[chunk]))):
+            # FSDP gathers the next block's weights beside those of this one
+            gathered = self.gathered_block if self.resharded else 0
+            ahead = gathered if below else 0
+            self._see(gathered + ahead + copy + self.down_bytes(stands))
+            self._see(gathered + ahead + copy + self.query_bytes(stands))
+            self.now -= forward.kept_bytes() - forward.deferred_bytes()
+            if not forward.deferred:
+                copy = self._settle(self.block, stands, last, beside=ahead)
+            if last and not self.resharded:
+                self.now -= self.gathered_block
+        if first:
+            self.now -= forward.embedding_bytes()
+            self._see(copy + self.gradient_bytes(self.embedding))
+        self.now -= whole
+        for group in self.groups(chunk):
+            self._settle(group, stands, last)
+        self.now -= forward.copy_bytes(self.weights) if forward.keeps_copies else 0
+        if first or forward.fused:
+            self.now -= forward.input_bytes()
+        if forward.fused and not forward.has_loss(chunk):
+            self.now -= forward.input_bytes()  # has been sent
+        self.stand.add(chunk)
+        self.now -= self.reduced
+        self.reduced = 0
+
+    def _weight_gradients(self, action: Action) -> None:
+        """The deferred gradients of a pass in a zero-bubble schedule, whose inputs are freed after
+        the last one.
         """
+        layers = len(self.forward.stages[action.chunk])
+        if action.micro:
+            self._see(self.product_bytes(self.block))
+        else:
+            self.now += layers * self.sum_size * sum(prod(w.shape) for w in self.block)
+            self._see(0)
+        self.now -= layers * self.forward.deferred_bytes()
+
+    def _makes(self, stands: bool) -> bool:
+        """Return whether backward makes whole gradients, instead of adding each weight's to those
+        that stand.
+        """
+        return self.reduces or not stands or self.layout.gather == "bf16"
+
+    def _settle(self, weights: list[Weight], stands: bool, last: bool, beside: int = 0) -> int:
+        """Replace what backward has made of some gradients by what stands after it. Return the bytes
+        of the copy that FSDP reduces, which stays until the next reduction.
+        """
+        whole = self.gradient_bytes(weights) if self.reduces or not stands else 0
+        elements = sum(prod(weight.shape) for weight in weights)
+        if not self.sharded or not (self.reduces or last):
+            self.now += 0 if stands else self.sum_size * elements
+            return 0
+        copy = self.padded_bytes(weights, self.reduced_size)
+        self._see(whole + copy + beside)
+        shard = copy // self.layout.shard
+        if stands and not self.reduces:
+            self.now -= self.sum_size * elements
+        if not stands or not self.reduces:
+            self.now += shard * self.sum_size // self.reduced_size
+        elif self.layout.data > 1:
+            # replicas reduce the sum, which FSDP keeps until the pass ends
+            self.now += shard
+            self.reduced += shard
+        return copy
+
+    def loss_forward_bytes(self) -> int:
+        """Return what the loss makes in forward beside what it saves."""
         forward = self.forward
         entries = forward.vocabulary_rows
         width = forward.model.dimension
-        # autocast's copies of the blocks' matrices, until the forward pass ends
-        copies = 0 if forward.keeps_copies else forward.copy_bytes(self.weights)
-        # what FSDP has gathered last, before it is copied; in backward the last block's weights
-        before = backward = self.prefetched_bytes()
-        if self.sharded and self.layout.head_group:
-            before = self.padded_bytes(self.head, forward.stream)
-        elif self.sharded and not self.stands:
-            before = self.padded_bytes(self.block, forward.stream)
-        if not (self.run.loss_chunk or self.layout.tensor > 1):
-            # logits and fp32 logits beside log-probabilities; then gradients by the last two
-            logits = (6 if forward.product == 2 else 4) * forward.all * entries
-            return max(before + copies + logits, backward + 8 * forward.all * entries)
+        if not forward.chunks:
+            # logits, and the same in fp32
+            return (6 if forward.product == 2 else 4) * forward.all * entries
         chunk = min(self.run.loss_chunk or forward.all, forward.all)
         matrix = entries * width
         # hidden states, and their gradient by a chunk
         states = forward.stream * forward.all * width + forward.product * chunk * width
         if forward.product == 4:
             # logits, and those of the chunk before
-            logits = 4 * chunk * entries * (2 if chunk < forward.all else 1)
-        else:
-            # fp32 logits and rounded ones, also of the chunk before; or the weight's gradient by a
-            # chunk, beside the weight in 16 bits or the sum in fp32 of what is kept in 16 bits
-            logits = max(8 * chunk * entries, 2 * chunk * entries + 2 * matrix) + 2 * matrix
-        # backward scales the saved gradients of head and hidden states, those in 16 bits in fp32 by
-        # parts of 4,096 rows
-        scaled = forward.stream * (forward.all * width + matrix)
-        if forward.stream == 2:
-            scaled += 8 * min(entries, 4096) * width
-        return max(before + copies + states + logits, backward + scaled)
+            return states + 4 * chunk * entries * (2 if chunk < forward.all else 1)
+        # fp32 logits and rounded ones, also of the chunk before; or the weight's gradient by a
+        # chunk, beside the weight in 16 bits or the sum in fp32 of what is kept in 16 bits
+        return states + max(8 * chunk * entries, 2 * chunk * entries + 2 * matrix) + 2 * matrix
 
-    def head_bytes(self) -> int:
-        """Return the gradient of the output head that exists in the last block's backward pass,
-        beside those that stand.
-        """
-        if self.layout.head_group and self.sharded:
-            # reduced already: its copy for the reduction exists, its gathered weights do not
-            copy = self.padded_bytes(self.head, self.reduced_size)
-            return (
-                copy + copy // self.layout.shard - self.padded_bytes(self.head, self.forward.stream)
-            )
-        return self.gradient_bytes(self.head) if self.makes_gradients else 0
+    def loss_backward_bytes(self) -> int:
+        """Return what the loss makes in backward: gradients by logits and by log-probabilities."""
+        forward = self.forward
+        entries = forward.vocabulary_rows
+        width = forward.model.dimension
+        if not forward.chunks:
+            return 8 * forward.all * entries
+        # the saved gradients of head and hidden states, scaled; those in 16 bits in fp32 by parts of
+        # 4,096 rows
+        scaled = forward.stream * (forward.all + entries) * width
+        return scaled + (8 * min(entries, 4096) * width if forward.stream == 2 else 0)
 
-    def block_bytes(self) -> int:
-        """Return what the backward pass of the last block makes beside its activations: at the last
-        product of its feed-forward part, or behind it.
+    def head_product_bytes(self) -> int:
+        """Return what the backward pass of the head's product makes: log-probabilities are gone."""
+        forward = self.forward
+        if forward.chunks:
+            return 0
+        logits = (forward.product - 4) * forward.all * forward.vocabulary_rows
+        by_hidden = forward.product * forward.all * forward.model.dimension
+        return logits + by_hidden + self.product_bytes(self.head)
+
+    def down_bytes(self, stands: bool) -> int:
+        """Return what the backward pass of a block makes beside its activations: at the last product
+        of its feed-forward part, or behind it.
         """
         forward = self.forward
         positions = forward.product * forward.all * forward.inner
         down = [weight for weight in self.block if "down" in weight.name]
-        product = positions + forward.product * sum(prod(weight.shape) for weight in down)
-        behind = positions * (2 if forward.model.activation == "swiglu" else 1)
-        if self.makes_gradients:
+        product = positions + self.recomputed_bytes()
+        behind = product + (positions if forward.model.activation == "swiglu" else 0)
+        if forward.autocast or self.layout.tensor > 1:
+            # the output's gradient, as the product has it
+            product += forward.product * forward.all * forward.model.dimension
+        if forward.deferred:
+            return max(product, behind + positions)  # the product's input stays
+        if self._makes(stands):
             behind += self.gradient_bytes(down)
-        found = forward.input_bytes() + max(product, behind) + self.recomputed_bytes()
-        if self.resharded:
-            # gathered weights of this block, and those of the next one on their way
-            found += self.padded_bytes(self.block, forward.stream) + self.prefetched_bytes()
-        return found
+        return max(product + self.product_bytes(down), behind)
+
+    def query_bytes(self, stands: bool) -> int:
+        """Return what exists at the end of a block's backward pass, at the product of its queries,
+        beyond its activations.
+        """
+        forward = self.forward
+        norm = forward.norm_bytes() - forward.kept_bytes()
+        width = forward.product * forward.all * forward.model.dimension
+        # gradients inside an unfused RMSNorm
+        inside = 16 * forward.own * forward.model.dimension * forward.unfused_norms
+        if forward.deferred:
+            return norm + forward.deferred_bytes() + max(width, inside)
+        # two gradients of the product's input, and that of its output
+        behind = 2 * width + forward.product * forward.all * forward.wide
+        behind += forward.product_input_bytes(3)
+        if self._makes(stands):
+            return norm + self.gradient_bytes(self.block) + max(behind, inside)
+        queries = self.product_bytes([w for w in self.block if "query" in w.name])
+        return norm + max(behind + queries, inside)
+
+    def product_bytes(self, weights: list[Weight]) -> int:
+        """Return the bytes of the largest gradient of some matrices as a product makes it, and in
+        the format of the weights.
+        """
+        size = self.forward.product + (4 if self.forward.autocast else 0)
+        return size * max((prod(weight.shape) for weight in weights), default=0)
 
     def recomputed_bytes(self) -> int:
         """Return the activations of a block that checkpointing computes again."""
@@ -166,37 +274,18 @@ class Peak:
         found = forward.block_bytes() - forward.kept_bytes()
         return found + (0 if forward.keeps_copies else forward.copy_bytes(self.block))
 
-    def prefetched_bytes(self) -> int:
-        return self.padded_bytes(self.block, self.forward.stream) if self.resharded else 0
-
-    def rest_bytes(self) -> int:
-        """Return what exists beside all gradients when the embedding, and with FSDP the weights of
-        its group, get theirs.
-        """
-        if self.layout.sharding == "zero1" and self.layout.keeps_gradients:
-            return self.gradient_bytes(self.embedding) + self.bucket_bytes()
-        if not self.sharded:
-            return self.gradient_bytes(self.embedding) if self.stands else 0
-        found = 0
-        for group in self.groups():
-            # whole gradients, and their copy that is reduced to a shard
-            reduced = self.padded_bytes(group, self.reduced_size)
-            whole = self.gradient_bytes(group) if self.makes_gradients else 0
-            shard = 0 if self.stands else reduced // self.layout.shard
-            found = max(found, whole + reduced - shard)
-        # weights of zero2 stay gathered between micro-steps
-        stays = not self.resharded and self.forward.steps > 1
-        return found + (self.gathered if stays else 0)
-
-    def groups(self) -> list[list[Weight]]:
-        """Return the weights outside of blocks as FSDP reduces them together."""
+    def groups(self, chunk: int) -> list[list[Weight]]:
+        """Return the weights outside of blocks that a stage uses, as FSDP reduces them together."""
+        mine = [w for w in self.rest if w.name in ("embedding", "positions") and chunk == 0]
+        if self.forward.has_loss(chunk):
+            mine += [w for w in self.rest if w not in mine and w.name != "positions"]
         own = [self.embedding] if self.layout.embedding_group else []
-        own += [self.head] if self.layout.head_group else []
         alone = [weight for group in own for weight in group]
-        return [*own, [weight for weight in self.rest if weight not in alone]]
+        alone += self.head if self.layout.head_group else []
+        return [*own, [weight for weight in mine if weight not in alone]]
 
     def bucket_bytes(self) -> int:
-        """Return the bytes of zero1's copy of a bucket, and of this rank's rows of its sum."""
+        """Return the bytes of a copied bucket of gradients, and of this rank's rows of its sum."""
         elements = [padded_elements(weight, self.layout.shard) for weight in self.weights]
         limit = BUCKET
         if self.layout.keeps_gradients:
@@ -204,19 +293,22 @@ class Peak:
         shared = [count for count in elements if count < BUCKET]
         largest = min(sum(shared), max([limit, *shared]))
         size = 2 if self.layout.compression == "bf16" else self.sum_size
-        return size * (largest + largest // self.layout.shard)
+        return size * (largest + (largest // self.layout.shard if self.layout.shard > 1 else 0))
 
     def update_bytes(self) -> int:
         """Return what exists beside all gradients between backward and forward: one weight and its
-        gradient in fp32 where only moments are, or a bucket of zero1's gathered weights.
+        gradient in fp32 where only moments are, or a bucket of gradients or of zero1's weights.
         """
         found = 0
         if self.size == 2 and self.run.optimizer.moments == "fp32":
             found = 8 * max(prod(weight.shape) for weight in self.weights) // self.layout.shard
-        if self.layout.shard > 1 and self.layout.sharding == "zero1":
-            found = max(found, self.bucket_bytes())
         if self.layout.keeps_gradients:
             found = max(found, self.gradients)  # DDP's buckets after the first step, in a new order
+        if self.layout.shard > 1 and not self.sharded:
+            largest = self.size * max(prod(weight.shape) for weight in self.weights)
+            found = max(found, self.bucket_bytes() + min(largest, self.size * BUCKET))
+        elif self.layout.data > 1 and not (self.sharded or self.layout.keeps_gradients):
+            found = max(found, self.bucket_bytes())
         return found
 
     def gradient_bytes(self, weights: Iterable[Weight]) -> int:

@@ -182,22 +182,25 @@ def measure_step(run: RunSettings, rank: int) -> MeasuredBytes:
     shapes and no numbers (torch's FakeTensorMode), so that a model of any size takes no memory.
     """
     run = replace(_shorten(run), compile=False)
+    with fake_world(run.layout.world_size, rank) as world, _Shapes(), _whole_norms():
+        return count_step(run, world)
+
+
+def count_step(run: RunSettings, world: World) -> MeasuredBytes:
+    """Count the storages of this rank in a second step, in which the optimizer has its state. A
+    collective; weights have no values.
+    """
     rows = len(
         rank_slots(
             run.global_batch,
-            rank=run.layout.coordinate(rank).data_rank,
+            rank=run.layout.coordinate(world.rank).data_rank,
             world_size=run.layout.data_parallel_size,
         )
     )
     tokens = np.zeros((rows, run.sequence_length), dtype=np.int64)
     ids = np.zeros(tokens.shape, dtype=np.int32) if run.document_mask else None
     batch = Batch(tokens, tokens, tokens.size, tokens.size, 0, document_ids_bt=ids)
-    with (
-        fake_world(run.layout.world_size, rank) as world,
-        _Shapes(),
-        _whole_norms(),
-        LiveBytes() as live,
-    ):
+    with LiveBytes() as live:
         trainer = Trainer(run, run.model, world, "sdpa", unset=True)
         for tensor in (*trainer.model.parameters(), *trainer.model.buffers()):
             live.add(tensor)

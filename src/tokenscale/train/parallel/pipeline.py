@@ -116,7 +116,8 @@ class _DeferredProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _DeferredContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        ctx.deferred.store(ctx.weight, ctx.bias, x, gradient)
+        # without the graph that made it, whose leaves are activations
+        ctx.deferred.store(ctx.weight, ctx.bias, x.detach(), gradient)
         return (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype), None, None, None
 
 
@@ -440,6 +441,7 @@ class Pipeline:
                 if x is not None:
                     assert x.grad is not None  # of the backward pass above
                     self.messages.send("B", x.grad)
+                del x, y, gradient  # before the next pass
                 timer.lap("backward")
             uses[k] -= 1
             if not uses[k]:
