@@ -31,6 +31,8 @@ GPT2_PARTS = replace(
     SHAPE, norm="layer", positions="learned", activation="gelu", biases=True, tied_embeddings=True
 ).with_positions(LENGTH)
 ONE = LayoutSettings()
+#: 96 entries and 96 hidden units, which 4 ranks share evenly
+EVEN = {"model": replace(SHAPE, hidden=96, vocabulary_size=96)}
 LAYOUTS = {
     f"{sharding}@{ranks}": LayoutSettings(shard=ranks, sharding=sharding)
     for sharding in ("zero1", "zero2", "zero3")

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.distributed.parity import SHAPE
+from tests.distributed.parity import EVEN, LAYOUTS, SHAPE, my_batch, run_of
 from tests.distributed.ranks import run_ranks
+from tokenscale.costs.exchanges import exchanged_bytes
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.fake_world import fake_world
+from tokenscale.train.models.objective import micro_batch
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.profiling import Exchanges
+from tokenscale.train.profiling import Exchanges, Probe
 from tokenscale.train.trainer import Trainer
 
 pytestmark = pytest.mark.distributed
@@ -178,3 +180,69 @@ def test_a_step_exchanges_what_the_method_needs_and_no_more(found, case):
     if layout.pipeline > 1:
         expected[NAMES["tell"]] = 1  # the loss, by the last stage
     assert found[case] == expected
+
+
+def bytes_sent(world, run):
+    """Those of a step, after a validation, which leaves weights gathered."""
+    trainer = Trainer(run, run.model, world, "sdpa")
+    ranks = run.layout.data_parallel_size
+    batch = my_batch(0, run.layout.coordinate(world.rank).data_rank, ranks)
+    probe = Probe(trainer.model, world.device, run, trainer.shards.held_gradients)
+    first = micro_batch(batch, rows=slice(0, run.micro_batch), device=world.device)
+    with torch.no_grad(), trainer.autocast():
+        trainer.parallel.loss(first)
+    with probe.sending(trainer.parallel.module):
+        trainer.step(batch, torch.tensor(100.0), rate=1e-3, timer=HostTimer())
+    return probe.bytes["sent_bytes"]
+
+
+def bytes_of_ranks(_, runs):
+    found = []
+    for run in runs:
+        sent = []
+        for rank in range(run.layout.world_size):
+            with fake_world(run.layout.world_size, rank) as world:
+                sent.append(bytes_sent(world, run))
+        found.append(sent)
+    return found
+
+
+#: two micro-batches of one row at four ranks
+SENT = [LayoutSettings(data=4, **more) for more in ({}, {"compression": "bf16"})] + [
+    LayoutSettings(data=2, shard=2)
+]
+SENT += [LayoutSettings(shard=4, sharding=name) for name in ("zero1", "zero2", "zero3")]
+SENT += [LayoutSettings(shard=4, **{name: True}) for name in ("embedding_group", "head_group")]
+SENT += [LayoutSettings(shard=4, **more) for more in ({"reshard_to": 2}, {"gather": "bf16"})]
+SENT += [
+    replace(layout, accumulation="unsharded")
+    for layout in SENT
+    if layout.methods[-1] in ("fsdp", "hsdp")
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_plan_states_the_bytes_that_each_rank_sends(precision):
+    """Beside weights, gradients and positions ranks send a few numbers: useful tokens and the square
+    of the gradient's norm.
+    """
+    names = {layout: str(layout) for layout in SENT} | {
+        layout: name for name, layout in LAYOUTS.items()
+    }
+    cases = {
+        name: run_of(layout, micro_batch=min(layout.pipeline, 2), precision=precision, **EVEN)
+        for layout, name in names.items()
+        if precision == "bf16" or layout.gather != "bf16"
+    }
+    # as others run it: one micro-step, gathers in bf16, groups for the embedding and the head
+    others = LayoutSettings(shard=4, gather="bf16", embedding_group=True, head_group=True)
+    if precision == "bf16":
+        cases["as others run it"] = run_of(others, micro_batch=2, precision="bf16", **EVEN)
+    wrong = []
+    (found,) = run_ranks(bytes_of_ranks, 1, list(cases.values()))
+    for name, ranks in zip(cases, found, strict=True):
+        for rank, sent in enumerate(ranks):
+            expected = exchanged_bytes(cases[name], rank)
+            if sent != pytest.approx(expected, rel=1e-3, abs=64):
+                wrong.append((name, rank, sent, expected))
+    assert not wrong, "\n".join(map(str, wrong))

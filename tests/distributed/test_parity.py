@@ -10,6 +10,7 @@ import torch
 
 from tests import golden
 from tests.distributed.parity import (
+    EVEN,
     GPT2_PARTS,
     HYBRID,
     LAYOUTS,
@@ -30,10 +31,8 @@ from tests.distributed.parity import (
     whole,
 )
 from tests.distributed.ranks import run_ranks
-from tokenscale.costs.exchanges import exchanged_bytes
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings
-from tokenscale.train.models.objective import micro_batch
 from tokenscale.train.parallel import ddp, sharding
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Exchanges, Probe
@@ -337,60 +336,6 @@ def test_scattered_rows_are_the_same_from_a_copy_and_from_where_they_lie(values)
             assert loss == same_loss and mine.keys() == same.keys()
             for name in mine:
                 np.testing.assert_allclose(same[name][0], mine[name][0], **TOLERANCE)
-
-
-def bytes_sent(world, run):
-    trainer = trainer_of(run, world)
-    batch, useful = batch_of(0, world, run.layout)
-    probe = Probe(trainer.model, world.device, run, trainer.shards.held_gradients)
-    first = micro_batch(batch, rows=slice(0, run.micro_batch), device=world.device)
-    with torch.no_grad(), trainer.autocast():  # a validation, which leaves weights gathered
-        trainer.parallel.loss(first)
-    with probe.sending(trainer.parallel.module):
-        trainer.step(batch, useful, 1e-3, HostTimer())
-    return probe.bytes["sent_bytes"]
-
-
-#: two micro-batches of one row at four ranks; 96 entries and 96 hidden units, which 4 ranks share
-#: evenly
-EVEN = {"model": replace(SHAPE, hidden=96, vocabulary_size=96)}
-SENT = [LayoutSettings(data=4, **more) for more in ({}, {"compression": "bf16"})] + [
-    LayoutSettings(data=2, shard=2)
-]
-SENT += [LayoutSettings(shard=4, sharding=name) for name in ("zero1", "zero2", "zero3")]
-SENT += [LayoutSettings(shard=4, **{name: True}) for name in ("embedding_group", "head_group")]
-SENT += [LayoutSettings(shard=4, **more) for more in ({"reshard_to": 2}, {"gather": "bf16"})]
-SENT += [
-    replace(layout, accumulation="unsharded")
-    for layout in SENT
-    if layout.methods[-1] in ("fsdp", "hsdp")
-]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_plan_states_the_bytes_that_each_rank_sends(precision):
-    """Beside weights, gradients and positions ranks send a few numbers: useful tokens and the square
-    of the gradient's norm.
-    """
-    names = {layout: str(layout) for layout in SENT} | {
-        layout: name for name, layout in LAYOUTS.items()
-    }
-    cases = {
-        name: run_of(layout, micro_batch=min(layout.pipeline, 2), precision=precision, **EVEN)
-        for layout, name in names.items()
-        if precision == "bf16" or layout.gather != "bf16"
-    }
-    # as others run it: one micro-step, gathers in bf16, groups for the embedding and the head
-    others = LayoutSettings(shard=4, gather="bf16", embedding_group=True, head_group=True)
-    if precision == "bf16":
-        cases["as others run it"] = run_of(others, micro_batch=2, precision="bf16", **EVEN)
-    wrong = []
-    for name, ranks in on_ranks(each, cases, bytes_sent).items():
-        for rank, sent in enumerate(ranks):
-            expected = exchanged_bytes(cases[name], rank)
-            if sent != pytest.approx(expected, rel=1e-3, abs=64):
-                wrong.append((name, rank, sent, expected))
-    assert not wrong, "\n".join(map(str, wrong))
 
 
 #: values of a bucket → how many collectives there are at most
