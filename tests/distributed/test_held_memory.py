@@ -24,7 +24,7 @@ from tokenscale.train.fake_world import count_step, measure_step
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
 
-pytestmark = [pytest.mark.slow(100), pytest.mark.distributed]
+pytestmark = [pytest.mark.slow(67), pytest.mark.distributed]
 LENGTH = 24
 RANKS = 4
 ROWS = 4
@@ -129,6 +129,8 @@ MOMENTS = {
 
 #: layouts whose step of one micro-step is part of the gate; of four each one is
 OF_ONE_MICRO_STEP = ("single", "zero2", "zero3", "zero3, gathered in bf16")
+#: layouts whose real ranks are part of the gate, one for each method
+REAL_IN_GATE = ("ddp", "zero3, groups", "hsdp", "tensor", "1f1b", "zero-bubble and tensor")
 CASES = [
     pytest.param(
         case,
@@ -192,7 +194,15 @@ def test_the_peak_of_a_rank_of_a_fake_world_is_what_is_predicted(counted, case):
         assert held.total >= held.peak
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.marks])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=of.id, marks=() if case[0] in REAL_IN_GATE else pytest.mark.long)
+        for of in CASES
+        if not of.marks
+        for case in of.values
+    ],
+)
 def test_real_ranks_hold_what_is_predicted_and_what_a_fake_world_counts(counted, case):
     run = FAKE[case]
     measured = run_ranks(measure, run.layout.world_size, run)
