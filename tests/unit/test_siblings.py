@@ -239,11 +239,9 @@ def test_a_validation_is_named_where_repeats_and_the_training_near_it_contradict
         factor = math.exp(chance.choice([1, -1]) * chance.uniform(1, 8) * (0.03 + 12 * noise))
         altered = [losses[0] * factor, *losses[1:]]
         cells[f"honest{case}"] = losses, losses
-        cells[f"altered{case}"] = altered, losses
-        cells[f"spike{case}"] = (
-            altered,
-            [altered[0], losses[1] / 1.001, 1.001 * losses[2], *losses[3:]],
-        )
+        most, least = chance.uniform([0.6, 0.0], [1.4, 0.4])  # of it, in the training near it
+        cells[f"altered{case}"] = altered, [losses[0] * factor**least, *losses[1:]]
+        cells[f"spike{case}"] = altered, [losses[0] * factor**most, *losses[1:]]
     assert find_outlying_losses(cells) == {f"altered{case} 0" for case in range(100)}
 
 

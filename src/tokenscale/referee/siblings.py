@@ -90,6 +90,8 @@ LIMITS: dict[str, Any] = {
     # repeats whose spread is believed, and the least ratio beside so many
     "many": 5,
     "loss_ratio_of_many": 1.03,
+    # share of a loss's distance from its repeats' that its witness does not have, at least
+    "told_alone": 0.5,
     "first_loss_differs": FIRST_LOSS_DIFFERS,
     # spreads of its repeats by which a run of their shape differs from them at least
     "shape_spreads": 6.5,

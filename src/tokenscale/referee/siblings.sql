@@ -295,8 +295,8 @@ CREATE TEMP TABLE outlying_losses AS
     ),
     measured AS (SELECT c.*, a.* EXCLUDE (run_id) FROM compared AS c JOIN alike AS a USING (run_id)),
     repeats AS (
-        SELECT a.run_id, a.step, a.loss, a.beside, ln(a.loss) - median(ln(b.loss)) AS apart, list(ln(b.loss)) AS others,
-            median(b.loss) FILTER (b.beside IS NOT NULL) AS middle, min(b.beside) AS lowest, max(b.beside) AS highest
+        SELECT a.run_id, a.step, ln(a.loss) - median(ln(b.loss)) AS apart, list(ln(b.loss)) AS others,
+            ln(a.beside) - median(ln(b.beside)) AS alone
         FROM measured AS a JOIN measured AS b USING (alike, step)
         WHERE a.run_id <> b.run_id AND NOT b.contradicts_itself
         GROUP BY a.run_id, a.step, a.loss, a.beside
@@ -309,7 +309,7 @@ CREATE TEMP TABLE outlying_losses AS
     FROM repeats
     WHERE abs(apart) > greatest(loss_spreads() * spread(others), ln(if(len(others) < many(), loss_ratio(), loss_ratio_of_many())))
         AND (step < 0 AND abs(apart) > ln(loss_ratio())
-            OR coalesce(if(loss > middle, beside > highest, beside < lowest), true))
+            OR coalesce(alone / apart > told_alone(), true))
     ORDER BY step;
 
 -- A run counts in a sample of its documents, which is the same in each run of this text.
