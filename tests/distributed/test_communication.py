@@ -13,7 +13,7 @@ import torch
 
 from tests.distributed.parity import EVEN, LAYOUTS, SHAPE, my_batch, run_of
 from tests.distributed.ranks import run_ranks
-from tokenscale.costs.exchanges import exchanged_bytes
+from tokenscale.costs.exchanges import exchanged_bytes, is_predicted, most_exchanged_bytes
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
@@ -246,3 +246,29 @@ def test_plan_states_the_bytes_that_each_rank_sends(precision):
             if sent != pytest.approx(expected, rel=1e-3, abs=64):
                 wrong.append((name, rank, sent, expected))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+NOT_PREDICTED = {
+    "blocks of a tensor group again": {
+        "layout": LayoutSettings(tensor=2),
+        "activation_checkpointing": "block",
+    },
+    "a pipeline's rows of unequal length": {
+        "layout": LayoutSettings(pipeline=2),
+        "approach": "length-bucketed",
+    },
+}
+
+
+@pytest.mark.parametrize("case", NOT_PREDICTED)
+def test_what_depends_on_more_than_the_layout_is_not_predicted(case):
+    run = run_of(**EVEN, **NOT_PREDICTED[case])
+    assert not is_predicted(run) and most_exchanged_bytes(run) is None
+    alone = replace(run, layout=LayoutSettings(data=2))
+    assert is_predicted(alone) and most_exchanged_bytes(alone) == exchanged_bytes(alone, 0)
+
+
+def test_a_tensor_group_sends_more_where_blocks_are_computed_again():
+    run = run_of(**EVEN, **NOT_PREDICTED["blocks of a tensor group again"])
+    ((sent,),) = run_ranks(bytes_of_ranks, 1, [run])
+    assert min(sent) > 1.2 * exchanged_bytes(run, 0)
