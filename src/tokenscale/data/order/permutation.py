@@ -49,8 +49,6 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
         raise ValueError(f"n = {n} is outside 1 … 2**62")
     if index.size and (index.min() < 0 or index.max() >= n):
         raise ValueError(f"an index is outside range({n})")
-    if n == 1:
-        return np.zeros_like(index)
     epochs = np.asarray(epoch, dtype=np.int64)
     if epochs.size > 1 and epochs.min() == epochs.max():
         epochs = epochs.reshape(-1)[:1]  # one key for all indices is faster
