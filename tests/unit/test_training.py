@@ -152,6 +152,14 @@ def test_the_first_step_uses_the_warm_up(shape):
     assert middle == pytest.approx(1.0 if shape == "constant" else 0.5)
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 1, 3])
+@pytest.mark.parametrize("after", range(1, 5))
+def test_the_last_step_has_the_floor_however_few_follow_the_peak(warmup_steps, after):
+    steps = max(warmup_steps, 1) + after
+    schedule = ScheduleSettings("linear", warmup_steps, floor=0.1)
+    assert learning_rate(steps - 1, steps, 2.0, schedule) == pytest.approx(0.2)
+
+
 def test_by_the_share_of_a_budget_the_rate_falls_to_the_floor():
     rates = [
         learning_rate(5, None, 2.0, ScheduleSettings("linear", 1, floor=0.1), share)
