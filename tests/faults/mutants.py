@@ -57,6 +57,7 @@ EQUIVALENT = (
     "spaces = 0  # bit",
     "sum(dim=(1), keepdim=True)",  # the last of two dimensions
     "picked)[:, (-1)]",  # the only column
+    "return orders[(-1)][index]",  # the only one
     "torch.where(here, places, (1))",  # a place that adds nothing
     "torch.where(begins, places, (-1))",  # the first place begins a document
     "(fitting | -fitting)",  # the length of a negative number is that of its lowest bit

@@ -22,8 +22,14 @@ from tokenscale.data.order.permutation import (
 )
 
 
-@given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
-@settings(max_examples=60)
+#: and the sizes around powers of two, where the network has another one to walk in
+sizes = st.integers(1, 3000) | st.builds(
+    lambda bits, more: 2**bits + more, st.integers(1, 11), st.integers(-1, 1)
+)
+
+
+@given(sizes, st.integers(-(2**70), 2**70), st.integers(0, 2**40))
+@settings(max_examples=120)
 def test_the_permutation_is_a_bijection(n, seed, epoch):
     assert np.array_equal(np.sort(permute(np.arange(n), n, seed, epoch)), np.arange(n))
 
@@ -38,7 +44,9 @@ def test_the_permutation_works_at_large_sizes():
 def test_the_permutation_is_pinned():
     """Golden values: a changed order would silently make old runs irreproducible."""
     assert permute(np.arange(8), 1000, seed=0).tolist() == [187, 648, 346, 904, 667, 892, 766, 790]
+    assert permute(np.arange(8), 64, seed=0).tolist() == [57, 43, 31, 50, 2, 21, 29, 6]
     assert permute(np.arange(8), 1024, seed=0).tolist() == [187, 648, 346, 904, 667, 892, 766, 790]
+    assert permute(np.arange(8), 1025, seed=0).tolist() == [519, 874, 581, 776, 551, 6, 317, 652]
     assert permute(np.arange(8), 1000, seed=0, epoch=1).tolist() == [
         777,
         94,
@@ -54,9 +62,10 @@ def test_the_permutation_is_pinned():
     assert row_digest(0, range(2, 4), np.arange(2), np.arange(2)) == 2813490987593071
 
 
-def test_one_epoch_for_each_index():
+@pytest.mark.parametrize("epochs", [[0, 1, 1], [1, 1, 1]])
+def test_one_epoch_for_each_index(epochs):
     index = np.array([3, 3, 4])
-    epochs = np.array([0, 1, 1])
+    epochs = np.array(epochs)
     expected = [int(permute(i, 50, 9, int(e))[0]) for i, e in zip(index, epochs, strict=True)]
     assert permute(index, 50, 9, epochs).tolist() == expected
 
@@ -127,7 +136,7 @@ def test_orders_of_few_are_odd_as_often_as_even():
 
 
 def test_indices_and_ranks_outside_are_bugs():
-    for index, n in ((5, 5), (-1, 5), (0, 0), (0, 2**62 + 1)):
+    for index, n in ((5, 5), (-1, 5), (0, 0), ([], 0), (0, 2**62 + 1)):
         with pytest.raises(ValueError, match="outside|range"):
             permute(index, n, 0)
     with pytest.raises(ValueError, match="rank 2 is outside"):

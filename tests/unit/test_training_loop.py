@@ -119,6 +119,12 @@ def test_a_loaded_budget_is_the_saved_one(budget):
     )
 
 
+def test_the_share_of_a_budget_that_the_last_step_exceeds_is_all_of_it():
+    budget = budgets.Budget(BudgetSettings(useful_tokens=900), None, WORLD, 0)
+    budget.load({"useful_tokens": 950.0, "seconds": 3.0, "warm": 0.2})
+    assert budget.share(3) == 1.0
+
+
 def test_flops_are_those_of_the_formula(lab, tmp_path):
     per_row = T * flops_per_token(PRESETS["llama-micro"].with_vocabulary(300), T, Convention.FULL)
     run = small_run(budget=BudgetSettings(flops=4.5 * 6 * per_row))
