@@ -21,7 +21,6 @@ from tokenscale.data.order.permutation import (
     shard_rows,
 )
 
-
 #: and the sizes around powers of two, where the network has another one to walk in
 sizes = st.integers(1, 3000) | st.builds(
     lambda bits, more: 2**bits + more, st.integers(1, 11), st.integers(-1, 1)
