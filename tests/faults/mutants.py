@@ -58,6 +58,9 @@ EQUIVALENT = (
     "sum(dim=(1), keepdim=True)",  # the last of two dimensions
     "picked)[:, (-1)]",  # the only column
     "return orders[(-1)][index]",  # the only one
+    *(f"else {ends}" for ends in ("(0, (1))", "(0, -(0))", "(0, -(2))", "((-1), -1)", "((1), -1)")),
+    "range(first, last + (2))",  # an epoch without a position, as those before
+    "non_blocking=(False)",
     "torch.where(here, places, (1))",  # a place that adds nothing
     "torch.where(begins, places, (-1))",  # the first place begins a document
     "(fitting | -fitting)",  # the length of a negative number is that of its lowest bit

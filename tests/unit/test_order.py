@@ -138,8 +138,9 @@ def test_indices_and_ranks_outside_are_bugs():
     for index, n in ((5, 5), (-1, 5), (0, 0), ([], 0), (0, 2**62 + 1)):
         with pytest.raises(ValueError, match="outside|range"):
             permute(index, n, 0)
-    with pytest.raises(ValueError, match="rank 2 is outside"):
-        rank_slots(8, 2, 2)
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match=f"rank {rank} is outside"):
+            rank_slots(8, rank, 2)
 
 
 def test_shares_cover_the_batch_and_differ_by_at_most_one():
