@@ -61,6 +61,8 @@ EQUIVALENT = (
     *(f"else {ends}" for ends in ("(0, (1))", "(0, -(0))", "(0, -(2))", "((-1), -1)", "((1), -1)")),
     "range(first, last + (2))",  # an epoch without a position, as those before
     "non_blocking=(False)",
+    "(draws <= np.uint64(round(share",  # equal draws of 63 bits
+    "(tokens_bt == bos_id, positions, -(2))",  # below any place, too
     "torch.where(here, places, (1))",  # a place that adds nothing
     "torch.where(begins, places, (-1))",  # the first place begins a document
     "(fitting | -fitting)",  # the length of a negative number is that of its lowest bit

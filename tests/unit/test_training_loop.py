@@ -119,6 +119,16 @@ def test_a_loaded_budget_is_the_saved_one(budget):
     )
 
 
+def test_so_many_steps_without_a_label_after_one_with_labels_end_a_run():
+    budget = budgets.Budget(BudgetSettings(steps=999), 999, WORLD, 0)
+    for useful_tokens in [0, 5, *[0] * (budgets.UNLABELLED_STEPS - 1)]:
+        budget.exchange(useful_tokens)
+        budget.check_labels(ended=False)
+    budget.exchange(0)
+    with pytest.raises(UserError, match=f"{budgets.UNLABELLED_STEPS} steps in a row"):
+        budget.check_labels(ended=False)
+
+
 def test_the_share_of_a_budget_that_the_last_step_exceeds_is_all_of_it():
     budget = budgets.Budget(BudgetSettings(useful_tokens=900), None, WORLD, 0)
     budget.load({"useful_tokens": 950.0, "seconds": 3.0, "warm": 0.2})
