@@ -11,6 +11,7 @@ from tokenscale.costs.activations import (
     padded_elements,
 )
 from tokenscale.costs.communication import bus_factor
+from tokenscale.costs.flops import Weight
 from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.settings.layout import MeshCoordinate
 from tokenscale.settings.run import RunSettings
@@ -108,13 +109,9 @@ def _tensor_bytes(run: RunSettings, place: MeshCoordinate) -> float:
     in_blocks = OF_BLOCK * layers * (4 if run.precision == "fp32" else 2)
     at_ends = OF_END * ((place.pipeline == 0) + is_last) * _weight_bytes(run)
     of_position = (in_blocks + at_ends) * run.model.dimension + 2 * 4 * OF_LOSS * is_last
-    shards = 1 if layout.sharding == "zero1" else layout.shard
-    repeated = sum(
-        padded_elements(w, shards=shards) // shards
-        for w in local_weights(run, place)
-        if w.cut is None
-    )
-    return half * (of_position * _positions(run, place) + 2 * gradient_bytes(run) * repeated)
+    repeated = [w for w in local_weights(run, place) if w.cut is None]
+    of_gradients = 2 * gradient_bytes(run) * _held_elements(run, repeated)
+    return half * (of_position * _positions(run, place) + of_gradients)
 
 
 def _pipeline_bytes(run: RunSettings, place: MeshCoordinate) -> float:
@@ -128,8 +125,15 @@ def _pipeline_bytes(run: RunSettings, place: MeshCoordinate) -> float:
     sent = messages * _positions(run, place) // layout.tensor * run.model.dimension
     tied = 0
     if run.model.tied_embeddings and (is_first or is_last):
-        tied = sum(prod(w.shape) for w in local_weights(run, place) if w.name == "embedding")
+        embedding = [w for w in local_weights(run, place) if w.name == "embedding"]
+        tied = _held_elements(run, embedding)
     return sent * _weight_bytes(run) + tied * gradient_bytes(run)
+
+
+def _held_elements(run: RunSettings, weights: list[Weight]) -> int:
+    """Elements of the gradients of some weights that a rank holds when all passes have ended."""
+    shards = 1 if run.layout.sharding == "zero1" else run.layout.shard
+    return sum(padded_elements(w, shards=shards) // shards for w in weights)
 
 
 def _weight_bytes(run: RunSettings) -> int:
