@@ -301,7 +301,7 @@ def halve_processor_time(found: Logs) -> None:
     seal(run)
 
 
-def lower_first_loss(found: Logs) -> None:
+def lower_losses(found: Logs) -> None:
     """Scale the training losses of an approach."""
     for run in found.runs(approach="packed"):
         logs.edit(run, lambda line: line | {"loss_sum": 0.9 * line["loss_sum"]})
@@ -348,7 +348,7 @@ SIBLINGS = {
     "processor of an approach": Tampering(logs=change_processor, says="not compared"),
     "copy of a repeat": Tampering(logs=copy_repeat, says="a copy of"),
     "processor time": Tampering(logs=halve_processor_time, says=""),
-    "losses of an approach": Tampering(logs=lower_first_loss, says="suspect of"),
+    "losses of an approach": Tampering(logs=lower_losses, says="suspect of"),
 }
 ALL = TAMPERINGS | SIBLINGS
 

@@ -1038,7 +1038,7 @@ def _find_other_activations(evidence: Evidence) -> Iterator[str]:
 
 @expect(
     "sent_bytes",
-    must="those that the layout sends, and a few numbers",
+    must="the bytes that the layout sends, but for losses and norms",
     known_from="settings",
     word="invalid",
     tolerance=f"{SINGLE_NUMBERS:g} bytes, {SINGLE_NUMBERS_SHARE:g} of them",
