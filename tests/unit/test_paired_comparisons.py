@@ -101,6 +101,23 @@ def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
 
 
 @pytest.mark.parametrize(
+    ("drift", "later", "verdict"),
+    [
+        (-0.25, ["packed-5", "padded-5"], "faster, with drift"),
+        (0.25, ["packed-5", "padded-5"], "faster, with drift"),
+        (-0.25, ["packed-5"], "no verdict: drift"),
+    ],
+)
+def test_a_drift_of_minutes_is_not_drawn_on_over_months(drift, later, verdict):
+    """By e²⁰⁰⁰ where a pair, or one of its runs, was made months after the others."""
+    throughput, runs = campaign(ABBA, 1.2, drift)
+    runs.loc[runs["run_id"].isin(later), "started_unix_s"] += 1e7
+    found = answer(throughput, runs)
+    assert found["verdict"] == verdict, found
+    assert ("more than 100\u202f000 %" in found["spread"]) is (drift > 0)
+
+
+@pytest.mark.parametrize(
     ("order", "canary", "said"),
     [(ABBA, False, False), (ABBA + "ABBA", False, True), ("A" + ABBA + "ABBA", True, False)],
     ids=["six pairs", "eight pairs", "behind a canary"],

@@ -390,10 +390,12 @@ def drift(
         p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)
         smallest = max(smallest, 1 / (1 + DRAWS))
     used = start[np.concatenate(groups)]
+    with np.errstate(over="ignore"):
+        share = float(np.expm1(slope * np.ptp(used)))
     return Drift(
         n=len(used),
         slope=slope,
-        share=float(np.expm1(slope * np.ptp(used))),
+        share=share,
         p=p,
         smallest_p=smallest,
     )

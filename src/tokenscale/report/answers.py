@@ -748,8 +748,8 @@ def find_cautions(
     drift = paired_comparisons.measure_drift(throughput, runs)
     few = list(verdicts).count(TOO_FEW)
     drifted = (
-        f"Throughput drifted by {number(100 * drift.share, digits=2)} % from the first run to the last "
-        f"({drift.n} runs, "
+        f"Throughput drifted by {paired_comparisons.format_share(drift)} "
+        f"from the first run to the last ({drift.n} runs, "
     )
     found = [
         *_describe_validity(runs),

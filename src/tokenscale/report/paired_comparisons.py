@@ -69,6 +69,8 @@ VERDICT_WORDS = (
 #: of the runs that a comparison leaves out: reasons that are named, and letters of each
 REASONS = 3
 LETTERS = 90
+#: the largest drift that is printed, as a share
+UNREADABLE = 1000.0
 #: repeat → (run id, number)
 Values = Mapping[Any, tuple[str, float]]
 
@@ -106,21 +108,22 @@ class Pair:
         return statistics.compare_pairs(values, bases, ratios=self.quantity == RATE)
 
     def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
-        """The same with `slope` (of the logarithm, a second) taken out of all rates whose run's
-        start is known.
+        """The same with `slope` (of the logarithm, a second) taken out of the rates, each as if its
+        run had begun with the other one of its repeat. Only repeats of which both starts are
+        known, and not so far apart that the slope makes a rate infinite or zero.
         """
         if self.quantity != RATE:
             return self
-        last = max(started.values())
-        values, bases = (
-            {
-                k: (run, x * math.exp(slope * (last - started[run])))
-                for k, (run, x) in side.items()
-                if run in started
-            }
-            for side in (self.values, self.bases)
-        )
-        return replace(self, values=values, bases=bases)
+        values = {}
+        for repeat in self.values.keys() & self.bases.keys():
+            run, rate = self.values[repeat]
+            base, _ = self.bases[repeat]
+            if run in started and base in started:
+                with np.errstate(over="ignore", under="ignore"):
+                    steady = rate * float(np.exp(slope * (started[base] - started[run])))
+                if 0 < steady < math.inf:
+                    values[repeat] = (run, steady)
+        return replace(self, values=values)
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,15 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Dr
     timed = timed.sort_values("started_unix_s", kind="stable")
     cells = zip(timed["series"], timed["world_size"], strict=True)
     return _drift(tuple(timed["started_unix_s"]), tuple(timed[RATE]), tuple(cells))
+
+
+def format_share(drift: statistics.Drift) -> str:
+    """Return a drift from the first start to the last in percent. A slope of minutes, drawn on over
+    months, is a number that no one can read.
+    """
+    if drift.share > UNREADABLE:
+        return f"more than {number(100 * UNREADABLE)} %"
+    return f"{number(100 * drift.share, digits=2)} %"
 
 
 #: a page needs the drift of one experiment three times
@@ -396,9 +408,7 @@ def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Ju
     if word in ("faster", "slower", "equivalent") and steady_word != word:
         judged = replace(judged, verdict=DRIFTED)
     ratio = f"with the drift taken out {format_ratio(steady.result.spread.median)}×"
-    return judged.mark(
-        WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, digits=2)} %, {ratio}"
-    )
+    return judged.mark(WITH_DRIFT, f"throughput drifted by {format_share(drift)}, {ratio}")
 
 
 def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:

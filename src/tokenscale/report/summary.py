@@ -228,9 +228,8 @@ def campaign_text(
     drift = paired_comparisons.measure_drift(throughput, runs)
     if drift.verdict != "drift":  # which is a caution
         text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
-        shown = (
-            f"{number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)}"
-        )
+        shown = f"{paired_comparisons.format_share(drift)} from first to last start, "
+        shown += f"p = {number(drift.p, 2)}"
         text += f" ({shown})" if drift.verdict != "too few runs" else ""
     timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
     canary = timed[campaign_quality.of_canary(timed, planned)].dropna(subset=["started_unix_s"])
