@@ -72,6 +72,8 @@ EQUIVALENT = (
     "(n + 1) // (1) + 1",  # the loop ends before
     "(p > statistics.LEVEL)",  # no share of flips is equal to it
     "into.row_bytes, strict=(False)",  # as many places as buffers
+    "into.ids.max(initial=(1)",  # a batch has tokens
+    "len(self._parts) == (0)",  # the slower of two ways to the same rows
     "ScheduleSettings, share: float = (",  # read only where callers pass it
 )
 #: seconds of processor time: of tests as they are, at most; after which a mutant hangs, and how many

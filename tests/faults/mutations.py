@@ -389,8 +389,8 @@ def write(path: Path, text: str) -> None:
 
 
 def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, str]:
-    """Run tests in a copy of the project, up to the first that fails: (pytest's exit code, its
-    output).
+    """Run tests in a copy of the project but for long ones, up to the first that fails: (pytest's
+    exit code, its output).
 
     Runs in a fork of this process, which has imported the packages. Negative where it was ended
     after `limit_s` of CPU time.
@@ -407,7 +407,8 @@ def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, 
         sys.path[:0] = [f"{folder}/src", str(folder)]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "tokenscale")]:
             del sys.modules[name]
-        os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not long"]
+        os._exit(pytest.main([*options, *tests]))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests had started

@@ -36,6 +36,10 @@ def names(files):
     return {str(f).rpartition("src/tokenscale/")[2] for f in files}
 
 
+def name_file(module):
+    return module.removeprefix("tokenscale.").replace(".", "/") + ".py"
+
+
 def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
     always = {("torch",), ("numpy",), ("pydantic",), ("pyarrow",), ("safetensors",), ("xxhash",)}
     engines = ("gigatoken", "mistral_common", "tiktoken", "tokenizers")
@@ -97,6 +101,19 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     for path in PACKAGE.rglob("__init__.py"):
         code = ast.unparse(ast.parse(path.read_text()))
         assert path.parent == PACKAGE or code in ("", BACK_END), path
+
+
+def test_what_some_runs_load_by_name_is_no_code_of_others():
+    of_packed = names(training_code(RunSettings(approach="packed")))
+    assert not of_packed & set(map(name_file, (ONLINE, closure.LIBRARY, closure.ARM)))
+    for importer, imported in closure.NOT_FOLLOWED:
+        files = names(import_closure(importer))
+        assert name_file(importer) in files and name_file(imported) not in files, importer
+
+
+def test_a_module_that_does_not_exist_is_named():
+    with pytest.raises(ModuleNotFoundError, match=r"^tokenscale\.nowhere$"):
+        import_closure("tokenscale.nowhere")
 
 
 LOADED = """
@@ -278,6 +295,12 @@ def test_a_listing_keeps_its_name_when_an_import_is_added_and_is_the_same_elsewh
     (project / "two.py").write_text("")
     (project / "one.py").write_text("import tokenscale.two\n")
     assert listed() == path and "tokenscale/two.py" in path.read_text()
+
+
+def test_a_relative_import_is_refused_because_no_closure_follows_it(project):
+    (project / "one.py").write_text("from . import two\n")
+    with pytest.raises(ValueError, match="one.py: relative imports are not supported"):
+        listed()
 
 
 def test_what_a_job_ran_with_is_compared_with_what_is_there_now(project):
