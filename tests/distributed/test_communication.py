@@ -221,9 +221,19 @@ SENT += [
 ]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("of", [EVEN, {"model": GPT2_PARTS}], ids=["llama", "tied embeddings"])
-def test_plan_states_the_bytes_that_each_rank_sends(precision, of):
+TIED = {"model": GPT2_PARTS}
+
+
+@pytest.mark.parametrize(
+    ("of", "precision"),
+    [
+        pytest.param(EVEN, "fp32", id="llama-fp32"),
+        pytest.param(TIED, "bf16", id="tied embeddings-bf16"),
+        pytest.param(EVEN, "bf16", id="llama-bf16", marks=pytest.mark.long),
+        pytest.param(TIED, "fp32", id="tied embeddings-fp32", marks=pytest.mark.long),
+    ],
+)
+def test_plan_states_the_bytes_that_each_rank_sends(of, precision):
     """Beside weights, gradients and positions ranks send a few numbers: useful tokens and the square
     of the gradient's norm.
     """

@@ -182,7 +182,6 @@ class TokenStream:
         if lap != self._lap:
             self._lap = lap
             self._chunk_firsts = [0]
-            self._chunk = -1
         while self._chunk_firsts[-1] <= inside:
             self._load_chunk(len(self._chunk_firsts) - 1)
             self._chunk_firsts.append(int(self._begins[-1]) - lap * self._lap_tokens)
