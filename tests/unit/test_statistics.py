@@ -100,6 +100,8 @@ def test_sign_flips_of_many_pairs_are_drawn_with_one_seed():
     p, smallest = sign_flip_p(many)
     assert p == pytest.approx(exact, abs=5 * math.sqrt(exact / 100_000)) and smallest == 1 / 100_001
     assert sign_flip_p(many) == (p, smallest)
+    # no random flip is as extreme as forty equal signs: the data alone is
+    assert sign_flip_p([1.0] * 40) == (smallest, smallest)
 
 
 def cells(ratio, n=8, noise=0.004):
