@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.faults.mutations import copy_to, run_tests, write
 
 UNIT = "tests/unit/test_{}.py"
-#: file of src/tokenscale: functions → test files of tests/unit, or paths
+#: file of src/tokenscale: functions → test files of tests/unit, or paths, beside its own examples
 FUNCTIONS = {
     "train/models/losses.py: _loss_and_gradient": "losses",
     "train/trainer.py: Trainer.step forward_backward": "training training_loop tests/distributed/test_parity.py "
@@ -28,7 +28,7 @@ FUNCTIONS = {
     "train/models/attention.py: Bounds.positions Bounds.mask Bounds.lengths": "attention",
     "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading tests/faults/test_power_cut.py",
     "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py",
-    "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
+    "costs/schedule.py: steps_of epoch_ends learning_rate": "training",
     (
         "data/order/permutation.py: permute _shuffle _feistel get_samples row_digests rank_slots "
         "micro_steps "
@@ -37,7 +37,7 @@ FUNCTIONS = {
     "data/order/packing.py: split_documents best_fit_decreasing pack concatenate": "order",
     "data/batches/objectives.py: mask_tokens ignore_sources": "batches_objectives",
     "data/batches/batch.py: document_ids": "batches",
-    "data/batches/streams.py: TokenStream.read TokenStream._load TokenStream._load_chunk": "passes",
+    "data/batches/streams.py: TokenStream.read TokenStream._load TokenStream._load_chunk": "passes batches",
     "data/stores/packed.py: PackedStore.read": "bad_input_stores formats formats_writing",
     "referee/statistics.py: summary summarize_pairs sign_flip_p verdict holm": "statistics analysis_claims",
     "referee/claims.py: find_edges _test_points judge_cell": "analysis_claims",
@@ -210,6 +210,8 @@ def main() -> None:
                 ]
                 made += draw.sample(of_name, min(arguments.most, len(of_name)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
+            if ">>>" in text:
+                paths.append(f"src/tokenscale/{file}")
             before = _count_cpu_s()
             if made and (code := run_tests(paths, Path(folder), limit_s=MOST_S)[0]) != 0:
                 raise SystemExit(f"{' '.join(paths)}: exit code {code} as they are")

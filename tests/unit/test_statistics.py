@@ -104,6 +104,23 @@ def test_sign_flips_of_many_pairs_are_drawn_with_one_seed():
     assert sign_flip_p([1.0] * 40) == (smallest, smallest)
 
 
+def test_sign_flips_of_few_pairs_are_all_counted():
+    n = statistics.EXACT_PAIRS
+    assert sign_flip_p([1.0] * n) == (2 / 2**n, 2 / 2**n)
+
+
+@pytest.mark.parametrize("scale", [1 / 7, 1e3 / 7, 1e9 / 7])
+def test_flips_that_are_as_extreme_but_for_rounding_count(scale):
+    """0.1 + 0.2 - 0.3 is not 0 in floating point."""
+    values = np.array([0.1, 0.2, -0.3, 0.1, 0.2, 0.3])
+    as_integers = np.array([1, 2, -3, 1, 2, 3])
+    assert sign_flip_p(scale * values) == sign_flip_p(as_integers)
+
+
+def test_differences_of_rounding_are_none():
+    assert sign_flip_p([1e-9] * 8)[0] == 2 / 256 and sign_flip_p([1e-14] * 8)[0] == 1
+
+
 def cells(ratio, n=8, noise=0.004):
     noise = noise * np.cos(np.arange(n))
     return {i: 100.0 * ratio * math.exp(noise[i]) for i in range(n)}, dict.fromkeys(range(n), 100.0)
