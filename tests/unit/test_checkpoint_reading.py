@@ -170,6 +170,13 @@ def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_bes
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_files_of_a_checkpoint_are_as_readable_as_any_file(tmp_path):
+    write_checkpoint(tmp_path / "c", [{"a": Piece.of(torch.zeros(2))}])
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "c").iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}
+
+
 def test_parts_go_into_other_formats_and_strided_memory(sharded):
     into = torch.zeros(20, 16, dtype=torch.float64)
     Checkpoint(sharded).read([("model.embedding.weight", (100, 2), into[:, 4:8])])
