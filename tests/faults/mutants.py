@@ -72,6 +72,12 @@ EQUIVALENT = (
     "(n + 1) // (1) + 1",  # the loop ends before
     "(p > statistics.LEVEL)",  # no share of flips is equal to it
     "into.row_bytes, strict=(False)",  # as many places as buffers
+    "(p <= LEVEL)",  # no share of flips is equal to it
+    "(smallest_p > LEVEL)",
+    "(effect.high <= equality)",  # an end of the interval has a p that is not below the level
+    "(effect.low >= equality)",
+    "adjusted = [(",  # each is set
+    "largest = (-1.0)",  # below any p, too
     "into.ids.max(initial=(1)",  # a batch has tokens
     "len(self._parts) == (0)",  # the slower of two ways to the same rows
     "ScheduleSettings, share: float = (",  # read only where callers pass it

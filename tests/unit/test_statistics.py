@@ -2,6 +2,7 @@
 steadiness.
 """
 
+import functools
 import itertools
 import math
 import random
@@ -102,6 +103,17 @@ def test_sign_flips_of_many_pairs_are_drawn_with_one_seed():
     assert sign_flip_p(many) == (p, smallest)
     # no random flip is as extreme as forty equal signs: the data alone is
     assert sign_flip_p([1.0] * 40) == (smallest, smallest)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.8, 0.9), (1.1, 1.2)], ids=["below", "above"])
+@pytest.mark.parametrize("margin", [None, 0.01])
+def test_an_interval_alone_decides_nothing_where_the_corrected_p_does_not(low, high, margin):
+    effect = statistics.Summary(n=6, median=(low + high) / 2, low=low, high=high, kind="")
+    one = functools.partial(
+        statistics.verdict, effect=effect, smallest_p=0.01, equality=1.0, margin=margin
+    )
+    assert one(p=0.03) == ("lower" if high < 1 else "higher")
+    assert one(p=0.06) == "no difference shown"
 
 
 def test_sign_flips_of_few_pairs_are_all_counted():
