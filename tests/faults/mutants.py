@@ -78,6 +78,7 @@ EQUIVALENT = (
     "(effect.low >= equality)",
     "adjusted = [(",  # each is set
     "largest = (-1.0)",  # below any p, too
+    "(median <= near)",  # a median at an edge is within
     "into.ids.max(initial=(1)",  # a batch has tokens
     "len(self._parts) == (0)",  # the slower of two ways to the same rows
     "ScheduleSettings, share: float = (",  # read only where callers pass it

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import tables
@@ -13,6 +14,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.referee import claims
 from tokenscale.referee.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, SUPPORTED
+from tokenscale.referee.statistics import sign_flip_p
 from tokenscale.report import claims as words
 from tokenscale.report.claims import verdict_words
 from tokenscale.settings.claims import Claim, ClaimsFile, Document, load_claims
@@ -132,6 +134,29 @@ def test_each_claim_is_tested_at_its_own_level_and_equality_at_its_margin(tmp_pa
     assert [(one.verdict, one.cells[0].p) for one in found] == [(SUPPORTED, 1 / 32)] * 3
     equal = judged(lab(tmp_path / "equal", [1.0] * 6), claim(direction="equal", margin=0.01))
     assert equal.cells[0].p == pytest.approx(1 / 32)
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "edge"),
+    [
+        # logarithms of values that are all above zero, also below one
+        ([0.8, 0.7, 0.4, 0.3, 0.5, 0.4], {"bound": 0.45}, 0.45),
+        # differences of others
+        ([3, 0, 1, 2, 3, 1], {"bound": 1.0}, 1.0),
+        ([3, -0.5, 1, 2, 3, 1], {"bound": 1.0}, 1.0),
+        ([3, 1, 1, 2, 3, 1], {"bound": -1.0}, -1.0),
+        # "equal" is contradicted by the edge that the median is beyond
+        ([0.9] * 5 + [0.995], {"bound": 1.0, "direction": "equal", "margin": 0.01}, 0.99),
+        ([1.1] * 5 + [1.005], {"bound": 1.0, "direction": "equal", "margin": 0.01}, 1.01),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_points_are_tested_by_ratios_or_differences_to_the_edge(tmp_path, values, fields, edge):
+    x = np.array(values)
+    lab(tmp_path, [30 / (value + 10) for value in values])
+    found = judged(tmp_path, claim(sql=SPEED.replace("AS value", "- 10 AS value"), **fields))
+    distances = np.log(x / edge) if (x > 0).all() and edge > 0 else x - edge
+    assert found.cells[0].p == pytest.approx(sign_flip_p(distances)[0])
 
 
 @pytest.mark.parametrize(
