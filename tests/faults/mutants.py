@@ -79,6 +79,7 @@ EQUIVALENT = (
     "adjusted = [(",  # each is set
     "largest = (-1.0)",  # below any p, too
     "(median <= near)",  # a median at an edge is within
+    "time.sleep(0.02) → pass",  # asks as often as it can
     "into.ids.max(initial=(1)",  # a batch has tokens
     "len(self._parts) == (0)",  # the slower of two ways to the same rows
     "ScheduleSettings, share: float = (",  # read only where callers pass it

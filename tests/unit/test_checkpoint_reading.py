@@ -6,7 +6,9 @@ import itertools
 import math
 import os
 import random
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,6 +170,27 @@ def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_bes
         )
     assert Checkpoint(folder).tensor("model.a").tolist() == [2.0] * 3
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("comes_after_s", [5.0, math.inf])
+def test_the_first_rank_waits_for_the_files_of_others(tmp_path, monkeypatch, comes_after_s):
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        assert seconds > 0
+        now += seconds
+        if now > comes_after_s and not list(tmp_path.glob("c.partial/rank=00001.json")):
+            write_rank(tmp_path / "c", 1, State({"b": Piece.of(torch.ones(2))}))
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    write_rank(tmp_path / "c", 0, State({"a": Piece.of(torch.zeros(2))}))
+    late = comes_after_s > 60
+    said = r"c\.partial: rank=00001\.json did not come within 60 s"
+    with pytest.raises(TimeoutError, match=said) if late else nullcontext():
+        commit(tmp_path / "c", 2, {"run": {}}, patience_s=60)
+    assert now == pytest.approx(min(comes_after_s, 60), abs=0.1)
+    assert (tmp_path / "c").exists() is not late
 
 
 def test_files_of_a_checkpoint_are_as_readable_as_any_file(tmp_path):
