@@ -5,6 +5,8 @@ a phone.
 import math
 import re
 import statistics
+import subprocess
+import sys
 from importlib import resources
 from types import SimpleNamespace
 
@@ -583,3 +585,15 @@ def test_a_slide_is_16_to_9_and_its_drawing_lies_between_title_and_caption(words
     assert max(box.y1 for box in below) <= image.oy
     assert min(box.y0 for box in below) >= 0 and max(box.x1 for box in (*above, *below)) <= 1920
     assert slide.texts[-1].get_text().startswith("Source: tokenscale, rates.csv, SHA-256 ")
+
+
+def test_expectations_stand_in_one_order_whether_or_not_a_report_was_imported_first():
+    """Their sentences stand in tables in this order."""
+    order = "from tokenscale.referee import expectations, validity\nprint(expectations.OF_A_RUN)"
+    found = {
+        re.sub(
+            " at 0x[0-9a-f]+", "", subprocess.check_output([sys.executable, "-c", code], text=True)
+        )
+        for code in (order, f"import tokenscale.report.summary\n{order}")
+    }
+    assert len(found) == 1

@@ -38,6 +38,8 @@ class OneSource(NamedTuple):
     why: str
 
 
+#: why a run's steps show no slowdown, which readers look for without registering `steadiness`
+TOO_NOISY = "its steps vary so much"
 #: field of logs or run.json that no expectation compares with a second witness → its entry
 ONE_SOURCE = {
     "run.json hardware.load_average_1min": OneSource(

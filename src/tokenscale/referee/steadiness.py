@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenscale.analysis.tables import WARM_UP_STEPS
-from tokenscale.referee.expectations import Evidence, NotCheckedError, expect
+from tokenscale.referee.expectations import TOO_NOISY, Evidence, NotCheckedError, expect
 from tokenscale.referee.statistics import measure_spread
 
 #: fewest measured steps whose course is judged, fewest in a part of them, and least share of them
@@ -27,8 +27,6 @@ LEAST_SPREAD = 0.02
 #: of all time on
 SINGLE_RATIO = 2.0
 SINGLE_SHARE = 0.22
-#: why a run's steps do not tell
-TOO_NOISY = "its steps vary so much"
 #: places at which a part of the steps may begin or end, and steps that are looked at (of longer
 #: runs a random sample)
 PLACES = 24

@@ -19,8 +19,8 @@ import pandas as pd
 from tokenscale.costs.card import NEEDS
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.referee import comparability
+from tokenscale.referee.expectations import TOO_NOISY
 from tokenscale.referee.statistics import MARGIN, Summary, compare_pairs, summary
-from tokenscale.referee.steadiness import TOO_NOISY
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import RATE, TOO_FEW
 from tokenscale.report.style import number, order_series

@@ -10,8 +10,7 @@ import duckdb
 import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
-from tokenscale.referee.expectations import ONE_SOURCE
-from tokenscale.referee.steadiness import TOO_NOISY
+from tokenscale.referee.expectations import ONE_SOURCE, TOO_NOISY
 from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number
