@@ -2,8 +2,6 @@
 CONTRACT.json`.
 """
 
-import json
-
 import numpy as np
 import torch
 
@@ -22,7 +20,7 @@ from tokenscale.train.trainer import Trainer
 def main() -> None:
     """Train on the contract's batches and record."""
     contract = Contract()
-    run = RunSettings.from_json(json.dumps(contract.facts["run"]))
+    run = decode(RunSettings, values=contract.facts["run"])
     world = join(1, run.device)
     dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
     kernel = choose_kernel(

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json, read_json, report_malformed
+from tokenscale.base.files import read_json, report_malformed
 from tokenscale.cli.generate import add_checkpoint_arguments, naming_option
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import Inputs, document_ids
@@ -28,6 +28,7 @@ from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.losses import describe
 from tokenscale.settings.data import SourceSettings, StoreSettings
+from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel, is_published, open_checkpoint
@@ -237,7 +238,7 @@ def _read_training_corpus(checkpoint: Path) -> str:
     hint = "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, what="checkpoint's record", next=hint)
     with report_malformed(path, what="checkpoint's record", next=hint):
-        run = RunSettings.from_json(canonical_json(record["run"]))
+        run = decode(RunSettings, values=record["run"])
     if run.mixture is not None:
         what = "the checkpoint was trained on a mixture: name the corpus to evaluate on."
         names = run.mixture.names

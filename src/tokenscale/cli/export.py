@@ -3,7 +3,6 @@ torch.distributed.checkpoint loads.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.huggingface import export_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import decode
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import PARTIAL, RECORD, read_model
@@ -89,7 +89,7 @@ def export(
         )
         next_step = "train with `model.transformers: distilbert` or `bert` to export a masked model"
         raise UserError(what, checkpoint=checkpoint, next=next_step)
-    run = RunSettings.from_json(json.dumps(record["run"]))
+    run = decode(RunSettings, values=record["run"])
     with torch.device("meta"):
         check_weights(
             checkpoint,

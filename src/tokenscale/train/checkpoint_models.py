@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
-    canonical_json,
     check_file_name,
     open_file,
     read_json,
@@ -20,6 +19,7 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import decode
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import NEXT, RECORD, check_finite, read_model
@@ -88,7 +88,7 @@ def open_checkpoint(
     else:
         shape, weights = read_model(folder)
         record = read_json(folder / RECORD, what="checkpoint's record")
-        run = RunSettings.from_json(canonical_json(record["run"]))
+        run = decode(RunSettings, values=record["run"])
     # whatever its loss was, what it left answers as any causal model
     if OBJECTIVES[run.objective].causal:
         run = replace(run, objective="causal")
