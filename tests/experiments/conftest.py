@@ -23,7 +23,7 @@ def demo_report(tmp_path_factory):
 def make_report(folder):
     from tests.logs import tabulate
     from tokenscale.cli.main import main
-    from tokenscale.report import page, pdf, save
+    from tokenscale.report import page, pdf, save, summary
     from tokenscale.settings.registry import FIGURES
 
     tables = folder / "tables"
@@ -39,13 +39,13 @@ def make_report(folder):
     ledger = ["--ledger", str(ROOT / "config/replication.yaml")]
     assert main(["claims", *ledger, "--tables", str(tables), "--output", str(folder)]) == 0
     claims = folder / "claims.json"
-    page.write(["demo"], tables, figures, folder / "no_claims.html")
-    page.write(["demo"], tables, figures, folder / "one.html", claims=claims)
-    page.write(["demo", "other"], tables, figures, folder / "index.html", claims=claims)
+    parts = []
     for name in ("demo", "other"):
-        page.write_experiment(name, tables, figures, folder / f"{name}.html")
-    drawn = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save, "draw", lambda made, *_: drawn.append(made.name))
-        pdf.write(["demo"], tables, folder / "report.pdf", figures=figures)
-    assert not drawn, "a figure that is there is taken"
+        description = figures / name / summary.FILE
+        summary.write(name, tables, description)
+        parts.append(summary.read(description))
+        page.write_experiment(parts[-1], figures, folder / f"{name}.html")
+    page.write(parts[:1], figures, folder / "no_claims.html")
+    page.write(parts[:1], figures, folder / "one.html", claims=claims)
+    page.write(parts, figures, folder / "index.html", claims=claims)
+    pdf.write(parts[:1], figures, folder / "report.pdf")

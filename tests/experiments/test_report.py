@@ -1,7 +1,6 @@
 import html
 import itertools
 import json
-import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -15,7 +14,8 @@ from tests import logs
 from tests.experiments.conftest import EVIL
 from tokenscale.analysis import queries
 from tokenscale.analysis.queries import connect, query
-from tokenscale.report import campaign_quality, page, paired_comparisons, pdf, save, summary
+from tokenscale.base.errors import UserError
+from tokenscale.report import campaign_quality, page, paired_comparisons, pdf, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.report.figure import figure_class
 from tokenscale.settings.closure import import_closure
@@ -180,7 +180,7 @@ def test_only_primary_comparisons_are_tested_and_answer(tmp_path, repeats, quant
         "a family of one"
     )
     assert {row["p (Holm)"] for row in rows[1:]} == {"–"}
-    page.write(["demo"], tmp_path / "tables", tmp_path, tmp_path / "index.html")
+    page.write([part], tmp_path, tmp_path / "index.html")
     said = "".join(Reader((tmp_path / "index.html").read_text()).text)
     assert f"Not run: approach=padded, layout.data=2 ({EVIL})." in said
 
@@ -258,8 +258,8 @@ def test_page_cover_and_figures_say_alike_that_cores_are_shared(tmp_path, thread
         run.identity: device | {"threads_per_rank": n} for run, n in zip(runs, threads, strict=True)
     }
     logs.made(tmp_path, runs, to="tables/demo", hardware=lambda run: of[run.identity])
-    page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
     part = summary.experiment("demo", tmp_path / "tables")
+    page.write([part], tmp_path / "figures", tmp_path / "index.html")
     assert part["caution"] == (said or "")
     texts = [
         (tmp_path / "index.html").read_text(),
@@ -366,7 +366,7 @@ def test_a_stopped_run_is_on_the_page_and_in_no_number(tmp_path):
     assert [row[2] for row in part["throughput"].rows] == ["3", "2"]
     assert [row[2] for row in part["comparisons"].rows] == ["2"]
     assert "Left out: 1 invalid run of 6." in part["throughput"].caption
-    page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
+    page.write([part], tmp_path / "figures", tmp_path / "index.html")
     assert '<span class="badge nonfinite">nonfinite</span>' in (tmp_path / "index.html").read_text()
 
 
@@ -378,14 +378,12 @@ def test_modules_name_the_queries_and_files_that_they_use(demo_report, tmp_path,
     read = page._read_asset
     monkeypatch.setattr(queries, "sql", lambda name: asked.add(name) or sql(name))
     monkeypatch.setattr(page, "_read_asset", lambda name: opened.add(name) or read(name))
-    summary._experiment.cache_clear()
-    tables = demo_report / "tables"
-    figures = demo_report / "figures"
-    summary.experiment("demo", tables)
+    part = summary.experiment("demo", demo_report / "tables")
     # no primary comparison of the demo is of the loss in training
     assert asked == set(summary.QUERIES) - {"training_loss"} | VIEWS
     asked.clear()
-    page.write(["demo"], tables, figures, tmp_path / "a.html", claims=demo_report / "claims.json")
+    figures = demo_report / "figures"
+    page.write([part], figures, tmp_path / "a.html", claims=demo_report / "claims.json")
     assert asked == set(), "the page only links the definitions"
     assert opened == set(page.FILES) and all(
         (Path(page.__file__).parent / name).is_file() for name in opened
@@ -398,34 +396,15 @@ def test_modules_name_the_queries_and_files_that_they_use(demo_report, tmp_path,
 
 @pytest.mark.long
 def test_page_and_pdf_are_rebuilt_with_equal_bytes_and_each_figure_is_on_a_page(
-    demo_report, tmp_path, monkeypatch
+    demo_report, tmp_path
 ):
-    """Drawings are taken where they are of the same data, and drawn again elsewhere."""
-    drawn = []
-    draw = save.draw
-    asked = set()
-    sql = queries.sql
+    """Of the description in the file, and of the one that was just made."""
+    part = summary.experiment("demo", demo_report / "tables")
     figures = tmp_path / "figures"
-    monkeypatch.setattr(queries, "sql", lambda name: asked.add(name) or sql(name))
-    monkeypatch.setattr(
-        save, "draw", lambda made, *rest, **o: drawn.append(made.name) or draw(made, *rest, **o)
-    )
     shutil.copytree(demo_report / "figures", figures)
-    page.write(["demo"], demo_report / "tables", figures, tmp_path / "again.html")
+    page.write([part], figures, tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == (demo_report / "no_claims.html").read_bytes()
-    with open(figures / "demo/loss_over_time.csv", "a") as other_data:
-        other_data.write("0\n")
-    os.truncate(figures / "demo/padding_share.pdf", 2000)
-    (figures / "demo/data_stall_share.pdf").unlink()
-    summary._experiment.cache_clear()
-    pdf.write(["demo"], demo_report / "tables", tmp_path / "report.pdf", figures=figures)
-    assert sorted(drawn) == ["data_stall_share", "loss_over_time", "padding_share"]
-    assert (
-        asked
-        == set(summary.QUERIES)
-        | {name for figure in FIGURES for name in figure_class(figure).queries}
-        | VIEWS
-    )
+    pdf.write([part], figures, tmp_path / "report.pdf")
     whole = (demo_report / "report.pdf").read_bytes()
     assert (tmp_path / "report.pdf").read_bytes() == whole and whole.startswith(b"%PDF")
     texts = {name: json.loads((figures / f"demo/{name}.json").read_text()) for name in FIGURES}
@@ -438,15 +417,19 @@ def test_page_and_pdf_are_rebuilt_with_equal_bytes_and_each_figure_is_on_a_page(
     counts = [sum(text in page for text in expected) for page in said]
     assert counts[0] >= 1, "a picture is beside the answers"
     assert max(counts) == 2 and len(said) <= 2 + len(expected) / 2 + 2
+    (figures / "demo/data_stall_share.pdf").unlink()
+    with pytest.raises(UserError, match=r"data_stall_share\.pdf[\s\S]*snakemake -f"):
+        pdf.write([part], figures, tmp_path / "report.pdf")
 
 
 @pytest.mark.parametrize("listed", [0, 4])
 def test_an_experiment_without_any_data_has_its_page(tmp_path, listed):
     runs = [logs.settings(a) for a in logs.APPROACHES[:listed]]
     logs.ingested(tmp_path, runs, to="tables/demo")
-    page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
+    part = summary.experiment("demo", tmp_path / "tables")
+    page.write([part], tmp_path / "figures", tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text()
     assert "This figure has not been made" in text
     assert "no pair of runs to compare" in text
     assert text.count("missing") >= listed
-    pdf.write(["demo"], tmp_path / "tables", tmp_path / "report.pdf")
+    pdf.write([part | {"figures": []}], tmp_path / "figures", tmp_path / "report.pdf")

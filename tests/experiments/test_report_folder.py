@@ -26,7 +26,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.base.manifests import read_sums
 from tokenscale.cli.main import main
-from tokenscale.report import build, bundle, page, pdf, save, verification
+from tokenscale.report import build, bundle, page, pdf, save, summary, verification
 from tokenscale.report.packed_logs import LOGS
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import verify
@@ -128,7 +128,8 @@ def test_what_no_longer_belongs_to_the_report_is_removed_and_a_missing_figure_na
         path.write_text("not of the bundle")
     drawing = results / f"report/figures/demo/{FIGURE}.svg"
     before = drawing.stat().st_ino
-    where = (["demo"], results / "tables", results / "figures", results / "report")
+    part = summary.read(results / "figures/demo" / summary.FILE)
+    where = ([part], results / "tables", results / "figures", results / "report")
     bundle.write(*where)
     assert not stale.parent.exists() and mine.is_file()
     assert drawing.stat().st_ino == before, "an equal file is not written again"
@@ -877,9 +878,9 @@ def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(res
     claims.write_text(
         claims.read_text().replace('"verdict": "inconclusive"', '"verdict": "supported"')
     )
-    where = (["demo"], results / "tables", results / "figures")
+    where = ([summary.experiment("demo", results / "tables")], results / "figures")
     page.write(*where, report / "index.html", claims=claims)
-    pdf.write(*where[:2], report / "report.pdf", claims=claims)
+    pdf.write(*where, report / "report.pdf", claims=claims)
     renew_sums(report)
     forged = '"verdict": "supported"'
     checked(report, [("figures", forged), ("page", "index.html"), ("page", "report.pdf")])
@@ -895,7 +896,7 @@ def build_by_single_commands(tables, output, ledger):
     report = output / "report"
     of = ["--experiments", *NAMES]
     copied = [word for name, path in FILES.items() for word in (f"--{name}", str(path))]
-    places = ["--tables", str(tables), "--figures", str(output / "figures")]
+    places = ["--figures", str(output / "figures")]
     judged = [report / "claims.json", report / "claims.tex"]
     claims = ["--claims", str(judged[0])]
     also = [*(report / f"{name}.html" for name in NAMES), *judged]
@@ -909,6 +910,9 @@ def build_by_single_commands(tables, output, ledger):
             main(["report", "figure", FIGURE, "--tables", str(tables / name), "--output", target])
             == 0
         )
+        description = str(output / "figures" / name / summary.FILE)
+        of_table = ["--tables", str(tables / name), "--output", description]
+        assert main(["report", "description", *of_table]) == 0
         assert (
             main(
                 [
@@ -929,6 +933,7 @@ def build_by_single_commands(tables, output, ledger):
     assert (
         main(["report", "page", "--of-several", *places, "--output", str(output / "x"), *of]) == 2
     )
+    places += ["--tables", str(tables)]
     places += ["--output", str(report), "--ledger", ledger, *copied, "--also", *map(str, also)]
     assert main(["report", "bundle", *places, *of]) == 0
 
@@ -979,12 +984,11 @@ def test_the_report_is_what_the_single_commands_make_and_no_figure_is_drawn_twic
 
 
 def test_one_experiment_is_shown_on_the_first_page(made, tmp_path, capsys):
-    for name in ("tables", "figures", "report"):
+    for name in ("figures", "report"):
         (tmp_path / name).symlink_to(made / name)
     places = [
-        word for name in ("tables", "figures") for word in (f"--{name}", str(tmp_path / name))
-    ]
-    places += [
+        "--figures",
+        str(tmp_path / "figures"),
         "--claims",
         str(tmp_path / "report/claims.json"),
         "--output",

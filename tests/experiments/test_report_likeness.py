@@ -93,7 +93,7 @@ def test_a_sequence_length_mix_up_gives_no_ratio_and_the_page_says_why(mixed_up,
     assert ("token-list", "micro_batch=2") in found and ("token-list", "micro_batch=1") not in found
     assert ("pretokenized-padded", "micro_batch=1") in found
     assert "sequence_length 4096 vs 2048" in part["comparisons"].caption
-    page.write(["demo"], mixed_up, tmp_path, tmp_path / "index.html")
+    page.write([part], tmp_path, tmp_path / "index.html")
     assert "sequence_length 4096 vs 2048" in (tmp_path / "index.html").read_text()
 
 

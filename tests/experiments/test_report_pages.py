@@ -49,8 +49,9 @@ def test_a_report_without_the_studies_claims_tells_nothing_of_them(demo_report, 
     whole = json.loads((demo_report / "claims.json").read_text())
     kept = [claim | {"study": ""} for claim in whole["claims"][:1]]
     own.write_text(json.dumps(whole | {"claims": kept, "replication": []}))
-    places = (demo_report / "tables", demo_report / "figures")
-    page.write(["demo", "other"], *places, tmp_path / "index.html", claims=own)
+    figures = demo_report / "figures"
+    parts = [summary.read(figures / name / summary.FILE) for name in ("demo", "other")]
+    page.write(parts, figures, tmp_path / "index.html", claims=own)
     text = (tmp_path / "index.html").read_text()
     assert 'id="claims"' in text
     assert 'id="originals"' not in text and 'id="replication"' not in text
@@ -100,8 +101,8 @@ def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(demo_report, 
             ("claim", "figure", "sentence", "remark", "document", "where", "reason"), EVIL
         )
     (tmp_path / "claims.json").write_text(json.dumps(whole))
-    of = demo_report / "tables", demo_report / "figures"
-    page.write(["demo"], *of, tmp_path / "index.html", claims=tmp_path / "claims.json")
+    figures = demo_report / "figures"
+    page.write([part], figures, tmp_path / "index.html", claims=tmp_path / "claims.json")
     assert "<script" not in (tmp_path / "index.html").read_text()
 
 
@@ -202,7 +203,7 @@ def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_p
     ]
 
 
-def test_changed_tables_are_not_described_from_the_cache(tmp_path):
+def test_changed_tables_and_descriptions_are_refused(tmp_path):
     of = {"quarantined": 0, "sealed": True}
     runs = [
         tables.run(f"{a}-0", approach=a, cell=f"approach={a}", **of) for a in ("padded", "packed")
@@ -210,11 +211,16 @@ def test_changed_tables_are_not_described_from_the_cache(tmp_path):
     tables.write(
         tmp_path / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)]
     )
-    summary.experiment("demo", tmp_path)
+    description = tmp_path / summary.FILE
+    summary.write("demo", tmp_path, description)
     path = tmp_path / "demo/steps.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match="changed since it was written"):
         summary.experiment("demo", tmp_path)
+    assert summary.read(description)["runs"] == 2
+    description.write_text(description.read_text().replace('"runs": 2', '"runs": 3'))
+    with pytest.raises(UserError, match=r"changed since it was written[\s\S]*snakemake -f"):
+        summary.read(description)
 
 
 # -- what models wrote: text, whatever it holds, on the page and in the PDF
@@ -230,10 +236,9 @@ def ingested(folder, measured):
 
 def made(folder, measured):
     save.save(FIGURE, ingested(folder, measured), folder / "figures/inference" / FIGURE)
-    page.write_experiment(
-        "inference", folder / "tables", folder / "figures", folder / "inference.html"
-    )
-    pdf.write(["inference"], folder / "tables", folder / "report.pdf", figures=folder / "figures")
+    part = summary.experiment("inference", folder / "tables")
+    page.write_experiment(part, folder / "figures", folder / "inference.html")
+    pdf.write([part], folder / "figures", folder / "report.pdf")
     return (folder / "inference.html").read_text()
 
 

@@ -66,6 +66,7 @@ VICTIMS = {
     "validate": ("tables", ("validate",)),
     "claims": ("report", ("claims",)),
     "figure": ("report", ("report", "figure")),
+    "description": ("report", ("report", "description")),
     "page": ("report", ("report", "page")),
     "PDF": ("report", ("report", "pdf")),
     "bundle": ("report", ("report", "bundle")),

@@ -34,6 +34,7 @@ COMMANDS = {
     "ingest": "ingest --experiment results/experiments/ways/runs.json --runs results/runs"
     " --output {out}/tables",
     "figure": "report figure loss_over_time --tables results/tables/ways --output {out}/figure",
+    "description": "report description --tables results/tables/ways --output {out}/description.json",
     "page": "report page --experiments ways --claims results/report/claims.json --output {out}/index.html",
     "train": "train --dataset {text} --tokenizer-name bpe --model llama-micro --device cpu"
     " --sequence-length 64 --global-batch 2 --micro-batch 1 --training-steps 2 --world-size 2"
@@ -43,6 +44,7 @@ COMMANDS = {
 MADE = {
     "ingest": {"tables/steps.parquet": True},
     "figure": {"figure.svg": True, "figure.json": False},
+    "description": {"description.json": True},
     "page": {"index.html": True},
     "train": {"runs/*/done.json": False},
 }

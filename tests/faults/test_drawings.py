@@ -12,7 +12,7 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_sealed
 from tokenscale.cli.verify import verify_results
-from tokenscale.report import page
+from tokenscale.report import page, summary
 
 FIGURE = "loss_over_time"
 MARK = "it-ran"
@@ -93,7 +93,8 @@ def test_the_policy_of_a_page_stops_scripts_that_get_into_it(results, tmp_path):
     if shutil.which("chromium") is None:
         pytest.skip("no browser")
     written = tmp_path / "index.html"
-    page.write(["ways"], results / "tables", results / "figures", written)
+    part = summary.experiment("ways", results / "tables")
+    page.write([part], results / "figures", written)
     text = written.read_text().replace("</svg>", f"{''.join(SCRIPTS)}</svg>", 1)
     written.write_text(text)
     assert shown(written, tmp_path / "browser") != MARK

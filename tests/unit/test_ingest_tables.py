@@ -357,7 +357,7 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
 @pytest.mark.parametrize(
     "command",
     [
-        ["report", "page", "--experiments", "demo", "--output", "out"],
+        ["report", "description", "--tables", "results/tables/demo", "--output", "out"],
         ["claims", "--ledger", str(Path(__file__).parents[2] / "config/claims.yaml")],
         ["predict", "--tables", "results/tables/demo"],
     ],

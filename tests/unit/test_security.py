@@ -130,7 +130,7 @@ def test_links_of_a_page_lead_to_the_report_s_own_files(path):
         '{{ p.href or "#" ~ p.name }}',
         "{{ claims.file }}",
         "{{ c.href }}",
-        "{{ text.href }}",
+        "{{ links[text] }}",
         "{{ home",
         "{{ href }}",
     )

@@ -18,10 +18,13 @@ PAPER = {"build_pdf": 1} | FOLDER
 WRITTEN = PAGES | PAPER
 #: of other tables: what is said of all experiments
 REPORT = {"judge_claims": 1, "build_page": 1} | PAPER
-WAYS = {"ingest": 1, "validate": 1, "draw_figure": 3, "build_experiment_page": 1} | REPORT
-RANKS = {"ingest": 1, "validate": 1, "draw_figure": 1, "build_experiment_page": 1} | REPORT
+#: of another experiment: all that its tables are read for
+SHOWN = {"describe_experiment": 1, "build_experiment_page": 1} | REPORT
+WAYS = {"ingest": 1, "validate": 1, "draw_figure": 3} | SHOWN
+RANKS = {"ingest": 1, "validate": 1, "draw_figure": 1} | SHOWN
 #: runs that are judged anew, by the same tables
-JUDGED = {"validate": 2, "draw_figure": 4, "build_experiment_page": 2} | REPORT
+JUDGED = {"validate": 2, "draw_figure": 4} | SHOWN
+JUDGED |= {"describe_experiment": 2, "build_experiment_page": 2}
 BOTH = {"ingest": 2} | JUDGED
 RUNS = {"train": 4} | BOTH
 BENCHMARK = {"benchmark_data": 1}

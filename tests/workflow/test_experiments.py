@@ -246,6 +246,7 @@ def test_a_level_that_is_added_runs_alone_and_renews_what_shows_it(everything, t
         "ingest": 1,
         "validate": 1,
         "draw_figure": len(experiment["figures"]),
+        "describe_experiment": 1,
         "build_experiment_page": 1,
         "judge_claims": 1,
         "build_page": 1,

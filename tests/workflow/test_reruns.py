@@ -154,7 +154,7 @@ ROOMS = [
     ("referee/run_values.py", JUDGED),
     ("analysis/sql/loss_curves.sql", {"draw_figure": 1, "judge_claims": 1} | WRITTEN),
     ("referee/claims.py", {"judge_claims": 1} | WRITTEN),
-    ("report/style.py", {"draw_figure": 4} | WRITTEN),
+    ("report/style.py", {"draw_figure": 4, "describe_experiment": 2} | WRITTEN),
     ("report/drawings/loss_over_time.py", {"draw_figure": 1, "build_experiment_page": 1} | PAPER),
     ("report/page.css", PAGES),
     ("report/pdf.py", PAPER),

@@ -43,14 +43,15 @@ def test_every_target_has_its_stage(fresh):
     }
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
-    report = tables | {"draw_figure": 4, "build_experiment_page": 2} | REPORT
+    pages = {"describe_experiment": 2, "build_experiment_page": 2}
+    report = tables | {"draw_figure": 4} | pages | REPORT
     assert fresh.planned("report") == fresh.planned() == report
     assert fresh.planned("claims") == tables | {"judge_claims": 1}
     ranks = fresh.planned("ranks")
     assert (
         ranks
         == fresh.planned("--config", "experiments=ranks")
-        == ranks | REPORT | {"train": 2, "draw_figure": 1}
+        == ranks | REPORT | {"train": 2, "draw_figure": 1, "describe_experiment": 1}
     )
 
 

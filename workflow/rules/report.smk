@@ -34,10 +34,28 @@ rule draw_figure:
         " > {log:q} 2>&1"
 
 
+rule describe_experiment:
+    """Describe an experiment once, for pages, PDF and folder: its texts and tables."""
+    input:
+        tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
+        code=lambda w: code("tokenscale.report.summary"),
+    output:
+        "results/figures/{experiment}/description.json",
+    log:
+        "results/logs/figures/{experiment}-description.log",
+    localrule: True
+    params:
+        tables=lambda w, input: os.path.dirname(input.tables[0]),
+    message:
+        "description of {wildcards.experiment}"
+    shell:
+        "python -m tokenscale report description --tables {params.tables:q} --output {output:q} > {log:q} 2>&1"
+
+
 rule build_page:
     """Build the first page: verdicts and claims, and the whole experiment if there is only one."""
     input:
-        tables=lambda w: targets.report_tables(w.report),
+        descriptions=lambda w: targets.description_files(w.report),
         figures=lambda w: targets.page_figures(w.report),
         claims="results/{report}/claims.json",
         code=lambda w: code("tokenscale.report.page"),
@@ -60,7 +78,7 @@ rule build_page:
 rule build_experiment_page:
     """Build the page of one of several experiments."""
     input:
-        tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
+        "results/figures/{experiment}/description.json",
         figures=lambda w: targets.figure_files([w.experiment]),
         code=lambda w: code("tokenscale.report.page"),
     output:
@@ -77,15 +95,10 @@ rule build_experiment_page:
 rule build_pdf:
     """Build the PDF with the same claims, figures and tables."""
     input:
-        tables=lambda w: targets.report_tables(w.report),
+        descriptions=lambda w: targets.description_files(w.report),
         claims="results/{report}/claims.json",
-        # existing figures are reused if their data are unchanged
         figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
-        code=lambda w: code(
-            "tokenscale.report.pdf",
-            *FIGURES.values(),
-            *targets.own_modules(targets.experiments_of(w.report)),
-        ),
+        code=lambda w: code("tokenscale.report.pdf"),
     output:
         "results/{report}/report.pdf",
     log:
@@ -111,6 +124,7 @@ rule build_bundle:
         pages=lambda w: targets.page_files(w.report),
         pdf="results/{report}/report.pdf",
         claims=multiext("results/{report}/claims", ".json", ".tex"),
+        descriptions=lambda w: targets.description_files(w.report),
         tables=lambda w: targets.report_tables(w.report),
         figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
         # copied into the folder; an edit of it is no reason to build the report again

@@ -1,4 +1,5 @@
-"""Build the report from tables: figures, HTML pages, the PDF, and the folder that holds them all.
+"""Build the report from tables: figures, descriptions, HTML pages, the PDF, and the folder that holds
+them all.
 
 The folder has the packed logs of its runs; `rebuild` makes tables and report again from them.
 """
@@ -18,25 +19,21 @@ CAUTIONS = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar=" | ".join(PARTS))
     added = {name: parts.add_parser(name, help=text) for name, (_, text) in PARTS.items()}
-    figure, page, pdf, bundle, rebuild = added.values()
+    figure, description, page, pdf, bundle, rebuild = added.values()
     figure.add_argument("name", help="name of the figure")
-    figure.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
     of_figure = "results/figures/<experiment>/<name>, with any of the endings or none"
-    figure.add_argument("--output", required=True, type=Path, help=of_figure)
+    of_description = "results/figures/<experiment>/description.json"
+    for part, file in ((figure, of_figure), (description, of_description)):
+        part.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
+        part.add_argument("--output", required=True, type=Path, help=file)
     for part in (page, pdf, bundle):
         add = part.add_argument
         add("--experiments", nargs="+", required=True, help="names of experiments, in order")
         add(
-            "--tables",
-            type=Path,
-            default=Path("results/tables"),
-            help="folder of the experiments' tables",
-        )
-        add(
             "--figures",
             type=Path,
             default=Path("results/figures"),
-            help="folder of the experiments' figures",
+            help="folder of the experiments' figures and descriptions",
         )
         add("--output", type=Path, required=True, help="the file, or of the bundle the folder")
     of_several = "instead, the page of one of several experiments, without the claims"
@@ -56,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--ledger", type=Path, default=LEDGER, help=f"the claims; by default {LEDGER}"
         )
     bundle.add_argument(
+        "--tables",
+        type=Path,
+        default=Path("results/tables"),
+        help="folder of the experiments' tables",
+    )
+    bundle.add_argument(
         "--no-logs", action="store_true", help="leave the logs out, so that `verify` proves nothing"
     )
     bundle.add_argument(
@@ -73,8 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find_inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
-    return arguments.experiments, arguments.tables, arguments.figures
+def _read_descriptions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from tokenscale.report import summary
+
+    figures = arguments.figures
+    return [summary.read(figures / name / summary.FILE) for name in arguments.experiments]
 
 
 def _list_copied_files(arguments: argparse.Namespace) -> dict[str, Path]:
@@ -93,24 +99,28 @@ def _build_figure(arguments: argparse.Namespace) -> str:
     return f"{output}.{{{','.join(p.suffix[1:] for p in paths)}}}"
 
 
-def _build_page(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import page, summary
+def _describe_experiment(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import summary
 
-    experiments, tables, figures = _find_inputs(arguments)
+    folder = arguments.tables
+    summary.write(folder.name, folder.parent, path=arguments.output)
+    return arguments.output
+
+
+def _build_page(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import page
+
+    experiments = arguments.experiments
     if arguments.of_several and len(experiments) > 1:
         what = "--of-several is the page of one experiment."
         next_step = f"--experiments {experiments[0]}"
         raise UserError(what, found=" ".join(experiments), next=next_step)
+    parts = _read_descriptions(arguments)
     if arguments.of_several:
-        page.write_experiment(experiments[0], tables, figures, arguments.output)
+        page.write_experiment(parts[0], arguments.figures, arguments.output)
         return str(arguments.output)
-    page.write(experiments, tables, figures, arguments.output, claims=arguments.claims)
-    return "\n".join(
-        [
-            str(arguments.output),
-            *_summarize([summary.experiment(name, tables) for name in experiments]),
-        ]
-    )
+    page.write(parts, arguments.figures, arguments.output, claims=arguments.claims)
+    return "\n".join([str(arguments.output), *_summarize(parts)])
 
 
 def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
@@ -131,8 +141,8 @@ def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
 def _build_pdf(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import pdf
 
-    experiments, tables, figures = _find_inputs(arguments)
-    pdf.write(experiments, tables, arguments.output, claims=arguments.claims, figures=figures)
+    parts = _read_descriptions(arguments)
+    pdf.write(parts, arguments.figures, arguments.output, claims=arguments.claims)
     return arguments.output
 
 
@@ -145,7 +155,8 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
         "logs": not arguments.no_logs,
         **_list_copied_files(arguments),
     }
-    logs = bundle.write(*_find_inputs(arguments), output, **options)["logs"]
+    parts = _read_descriptions(arguments)
+    logs = bundle.write(parts, arguments.tables, arguments.figures, output, **options)["logs"]
     size = (
         f"{(output / bundle.LOGS).stat().st_size:,} bytes"
         if "runs" in logs
@@ -168,6 +179,10 @@ PARTS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
     "figure": (
         _build_figure,
         "one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON",
+    ),
+    "description": (
+        _describe_experiment,
+        "the texts and tables of an experiment as JSON, which page, PDF and bundle read",
     ),
     "page": (
         _build_page,

@@ -15,7 +15,7 @@ from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.referee import claims as judging
 from tokenscale.referee.replication import measure_figures
-from tokenscale.report import bundle, claims, page, pdf, save
+from tokenscale.report import bundle, claims, page, pdf, save, summary
 from tokenscale.report.packed_logs import check_replaceable, put_in_place, restore
 from tokenscale.settings.registry import drawn_figures
 
@@ -56,38 +56,25 @@ def write(
         else None
     )
     also = []
+    parts = []
     for name in experiments:
+        description = figures / name / summary.FILE
+        summary.write(name, tables, path=description)
+        parts.append(summary.read(description))
         with save.Tables(tables / name) as opened:
             for figure in shown[name]:
                 save.write(save.load_figure(figure, tables=opened), output=figures / name / figure)
         if len(experiments) > 1:
             also.append(output / f"{name}.html")
-            page.write_experiment(
-                name,
-                tables,
-                figures,
-                output=also[-1],
-            )
+            page.write_experiment(parts[-1], figures, output=also[-1])
     also += [judged, judged.with_suffix(".tex")] if judged else []
     output.mkdir(parents=True, exist_ok=True)
     home = output / page.HOME
     document = output / "report.pdf"
-    page.write(
-        experiments,
-        tables,
-        figures=figures,
-        output=home,
-        claims=judged,
-    )
-    pdf.write(
-        experiments,
-        tables,
-        output=document,
-        claims=judged,
-        figures=figures,
-    )
+    page.write(parts, figures, output=home, claims=judged)
+    pdf.write(parts, figures, output=document, claims=judged)
     bundle.write(
-        experiments,
+        parts,
         tables,
         figures=figures,
         output=output,

@@ -8,7 +8,7 @@ and code give equal bytes, but for what `provenance.json` and the README tell of
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.facts import clear_unknown
 from tokenscale.base.files import atomic, canonical_json, read_file, sha256_file, write_text
 from tokenscale.base.manifests import SUMS
-from tokenscale.report import save, summary
+from tokenscale.report import save
 from tokenscale.report.packed_logs import LOGS, pack
+from tokenscale.report.summary import TABLES
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import hash_closure
@@ -115,7 +116,7 @@ VERIFYING = (*DRAWING[:-1], "duckdb", "pandas", "pydantic", "pyyaml", "xxhash")
 
 
 def write(
-    experiments: list[str],
+    parts: Sequence[dict[str, Any]],
     tables: Path,
     figures: Path,
     output: Path,
@@ -135,13 +136,11 @@ def write(
     prove itself, and its README says why. `built` is what `built_by` told of a report that is made
     again. Raises UserError where a file is missing.
     """
-    parts = {name: summary.experiment(name, tables) for name in experiments}
     files = {path: read_file(output / path) for path in _list_foreign_files(output, also)}
     files |= {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
-    for name, part in parts.items():
-        files |= _collect_figures(part, figures=figures / name) | _collect_tables(
-            part, figures=figures / name
-        )
+    for part in parts:
+        name = part["name"]
+        files |= _collect_files(part, figures=figures / name)
         with save.Tables(tables / name) as opened:
             rows = measured_runs(opened.rows)
         files |= {
@@ -161,17 +160,17 @@ def write(
         if path is not None and path.is_file()
     }
     of = {
-        name: {
+        part["name"]: {
             "tables": part["digest"],
             "data_from": part["data_from"],
-            "runs": runs(tables / name),
+            "runs": runs(tables / part["name"]),
         }
-        for name, part in parts.items()
+        for part in parts
     }
-    record = {"schema": 1, **(built or built_by()), "order": list(parts), "experiments": of}
+    record = {"schema": 1, **(built or built_by()), "order": list(of), "experiments": of}
     record |= {
         "logs": _pack(
-            experiments,
+            list(of),
             tables,
             output=output / LOGS,
             wanted=logs,
@@ -251,31 +250,24 @@ def _list_foreign_files(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 
-def _collect_figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
-    """Drawings and data of an experiment's figures. Raises UserError for one that is missing or
-    changed.
+def _collect_files(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
+    """Return drawings and data of an experiment's figures, and every table that the page shows, as
+    Markdown and LaTeX. Raises UserError for a figure that is missing or changed.
     """
+    name = part["name"]
     files = {}
-    for name in part["figures"]:
-        _, contents = save.read_figure(figures / f"{name}.json")
-        for kind, content in contents.items():
-            folder = "figures" if kind in save.DRAWN else "data"
-            files[f"{folder}/{part['name']}/{name}.{kind}"] = content
-    return files
-
-
-def _collect_tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
-    """Every table that the page shows of an experiment, as Markdown and LaTeX."""
-    found = {key: value for key, value in part.items() if isinstance(value, Table)}
-    found |= {
+    tables = {key: part[key] for key in TABLES}
+    tables |= {
         f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]
     }
     for figure in part["figures"]:
-        words, _ = save.read_figure(figures / f"{figure}.json")
-        found |= {figure: Table(**words["table"])} if "table" in words else {}
-    files = {}
-    name = part["name"]
-    for key, table in found.items():
+        words, contents = save.read_figure(figures / f"{figure}.json")
+        for kind, content in contents.items():
+            folder = "figures" if kind in save.DRAWN else "data"
+            files[f"{folder}/{name}/{figure}.{kind}"] = content
+        if "table" in words:
+            tables[figure] = Table(**words["table"])
+    for key, table in tables.items():
         files[f"tables/{name}/{key}.md"] = markdown(table).encode()
         files[f"tables/{name}/{key}.tex"] = latex(table, label=f"tab:{name}-{key}").encode()
     return files

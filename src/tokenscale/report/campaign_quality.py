@@ -5,6 +5,7 @@ inventory of runs.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import duckdb
 import pandas as pd
@@ -14,7 +15,7 @@ from tokenscale.referee.expectations import ONE_SOURCE, TOO_NOISY
 from tokenscale.report.captions import cells, format_spread, select_usable
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number
-from tokenscale.report.table import Link, Table, columns, count, fold_columns
+from tokenscale.report.table import Table, columns, count, fold_columns
 from tokenscale.settings.experiments import flatten_cell
 
 
@@ -237,6 +238,7 @@ def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
     checked, and the numbers of runs and validations that have one source.
     """
     queued = runs["job_ids"].notna().any()
+    jobs = [_newest_job(r) for r in runs.itertuples()]
     heads = columns(
         "run",
         "validity",
@@ -265,9 +267,9 @@ def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
             f"{count(r.quarantined)}"
             + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else ""),
             "yes" if r.sealed else "no",
-            *([r.node_names or "", count(r.queue_s), _newest_log(r)] if queued else []),
+            *([r.node_names or "", count(r.queue_s), job] if queued else []),
         ]
-        for r in runs.itertuples()
+        for r, (job, _) in zip(runs.itertuples(), jobs, strict=True)
     ]
     unchecked = Counter(
         text
@@ -282,17 +284,19 @@ def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
     alone = [f"{of.quantity} ({of.why})" for of in ONE_SOURCE.values() if of.column in known]
     if alone:
         parts.append(f"One source, which no second one could contradict: {', '.join(alone)}.")
-    made = Table(columns=heads, rows=rows, caption=" ".join(parts))
+    made = Table(
+        columns=heads,
+        rows=rows,
+        caption=" ".join(parts),
+        links={job: quote(f"../../{log}") for job, log in jobs if job and log},
+    )
     return fold_columns(made, "attempts", "steps", "repeated rows", "broken lines", "sealed")
 
 
-def _newest_log(run: Any) -> str:
+def _newest_job(run: Any) -> tuple[str, str]:
+    """Return a run's newest SLURM job and the path of its log, relative to the project's folder."""
     job, log = ((of or "").split(", ")[-1] for of in (run.job_ids, run.slurm_logs))
-    if job and log:
-        return Link.to(f"job {job}", log)
-    if job:
-        return f"job {job}"
-    return ""
+    return job and f"job {job}", log
 
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:

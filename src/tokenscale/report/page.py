@@ -93,22 +93,22 @@ UNDRAWN: dict[str, Any] = {
 
 
 def write(
-    experiments: Sequence[str],
-    tables: Path,
+    parts: Sequence[dict[str, Any]],
     figures: Path,
     output: Path,
     *,
     claims: Path | None = None,
 ) -> None:
-    """Write the first page for the named experiments: one in full, or links to the pages of
+    """Write the first page of the described experiments: one in full, or links to the pages of
     several, in that order.
 
     `claims` is what the command `claims` wrote.
     """
-    parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1
-    for part in parts:
-        part |= _build_figures(part, figures) if alone else {"href": f"{part['name']}.html"}
+    parts = [
+        part | (_build_figures(part, figures) if alone else {"href": f"{part['name']}.html"})
+        for part in parts
+    ]
     claims_html = _build_claims(claims, parts, output=output)
     contents = [(part["name"], part["href"]) for part in parts if not alone]
     contents += [
@@ -134,10 +134,9 @@ def write(
     )
 
 
-def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
+def write_experiment(part: dict[str, Any], figures: Path, output: Path) -> None:
     """Write the page of one of several experiments, beside the first page, which has the claims."""
-    part = summary.experiment(name, tables)
-    part |= _build_figures(part, figures)
+    name = part["name"]
     contents = [
         ("all experiments", HOME),
         *((text, f"#{name}-{place}") for text, place in SECTIONS.items()),
@@ -145,7 +144,7 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
     write_text(
         output,
         text=render(
-            [part],
+            [part | _build_figures(part, figures)],
             heading=part["question"] or name,
             contents=contents,
             home=HOME,
@@ -164,7 +163,7 @@ def _build_figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     ]
     drawn = [f for f in every if not f["folded"]]
     empty = [f for f in every if f["folded"]]
-    tables = {name: table for name, table in part.items() if isinstance(table, Table)}
+    tables = {name: part[name] for name in summary.TABLES}
     caution = as_sentence(part["caution"]).strip()
     methods = [
         text
@@ -291,7 +290,7 @@ def render(
         machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
         commits=_list_commits(parts),
         unknown=summary.describe_unknown(parts),
-        versions=sorted({pair for part in parts for pair in part["versions"]}),
+        versions=sorted({pair for part in parts for pair in part["versions"].items()}),
         definitions=tuple(queries.PARAMETERS),
         **{"claims": None, "home": ""} | options,
     )

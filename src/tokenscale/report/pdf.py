@@ -1,13 +1,13 @@
 """The report as a PDF: answers, figures (two a page), main tables, and the claims that these runs
 test.
 
-matplotlib writes text and tables, line by line; the PDF of each figure is then placed on its page.
+matplotlib writes text and tables, line by line; the drawn PDF of each figure is then placed on its
+page.
 """
 
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from pypdf import PdfReader, PdfWriter, Transformation
-from pypdf.errors import PyPdfError
 
 from tokenscale.base.files import atomic
-from tokenscale.report import captions, paired_comparisons, save, summary
+from tokenscale.report import captions, paired_comparisons, summary
 from tokenscale.report.claims import claims_table, count_verdicts, read_claims
+from tokenscale.report.save import read_figure
 from tokenscale.report.style import GRID, TEXT, style
 from tokenscale.report.table import Table
 
-#: tables of `summary.experiment` → their headings, in this order; the page has all others
+#: tables of a description → their headings, in this order; the page has all others
 TABLES = {
     "throughput": "Throughput",
     "comparisons": "Comparisons",
@@ -57,29 +57,20 @@ _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer":
 
 
 def write(
-    experiments: list[str],
-    tables: Path,
+    parts: Sequence[dict[str, Any]],
+    figures: Path,
     output: Path,
     *,
     claims: Path | None = None,
-    figures: Path | None = None,
 ) -> None:
-    """Write the PDF of the experiments below `tables`; equal tables give equal bytes.
-
-    `claims` is the file of judged claims. Drawings in the folder `figures` are used if they show
-    the same data.
+    """Write the PDF of the described experiments with their drawn `figures`; equal tables give equal
+    bytes. `claims` is the file of judged claims.
     """
-    parts = [summary.experiment(name, tables) for name in experiments]
     rows = read_claims(claims) if claims else []
     pages = PageWriter("tokenscale report")
     _write_front(pages, parts, claims=rows)
     for part in parts:
-        _write_experiment(
-            pages,
-            part,
-            tables=tables,
-            figures=figures,
-        )
+        _write_experiment(pages, part, figures=figures / part["name"])
     tested = [row for row in rows if row["experiment"]]
     if tested:
         pages.chapter("Claims")
@@ -124,16 +115,14 @@ def _write_front(
         to.paragraph(f"Claims: {counts}.", size=9)
 
 
-def _write_experiment(
-    to: "PageWriter", part: dict[str, Any], tables: Path, figures: Path | None
-) -> None:
+def _write_experiment(to: "PageWriter", part: dict[str, Any], figures: Path) -> None:
     """Write what an experiment's numbers come from, its figures and its main tables."""
     to.chapter(part["name"])
     commits = [f"{c['commit']}{' with uncommitted changes' * c['dirty']}" for c in part["commits"]]
     facts = [
         (
             f"{part['runs']} runs: "
-            f"{', '.join(f'{n} {word}' for word, n in part['validity'].items() if n)}."
+            f"{', '.join(f'{n} {word}' for word in summary.VALIDITY if (n := part['validity'][word]))}."
         ),
         part["text"] and f"Text: {part['text']}.",
         part["data_from"] and f"Data from {part['data_from']} (UTC).",
@@ -146,34 +135,23 @@ def _write_experiment(
     for text in filter(None, [part["note"], *(proof["text"] for proof in part["proof"]["parts"])]):
         to.paragraph(text)
     folded = []
-    with save.Tables(tables / part["name"]) as opened:
-        for name in part["figures"]:
-            loaded = save.load_figure(name, tables=opened)
-            if why := loaded.figure.folded():
-                folded.append(f"{name} ({why})")
-                continue
-            drawing = figures and _read_drawing(loaded, folder=figures / part["name"])
-            caption = f"{loaded.figure.caption()} ({part['name']}: {name})"
-            to.drawing(
-                drawing or save.draw(loaded, kinds=("pdf",))["pdf"],
-                title=loaded.figure.finding(),
-                caption=caption,
-            )
+    for name in part["figures"]:
+        words, contents = read_figure(figures / f"{name}.json")
+        if words["folded"]:
+            folded.append(f"{name} ({words['folded']})")
+            continue
+        caption = " ".join(filter(None, [words["caption"], words["method"]]))
+        to.drawing(
+            contents["pdf"],
+            title=words["finding"],
+            caption=f"{caption} ({part['name']}: {name})",
+        )
     if folded:
         to.paragraph(f"Nothing to show: {'; '.join(folded)}.")
     for key, title in TABLES.items():
         if part[key].rows:
             to.heading(title, below=10 * SIZE * LINE)
             to.table(part[key])
-
-
-def _read_drawing(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
-    """Return the figure's PDF from the folder, if it shows the same data."""
-    path, data = (folder / f"{loaded.name}.{kind}" for kind in ("pdf", "csv"))
-    with suppress(PyPdfError, OSError):  # a missing or damaged one is drawn again
-        if data.read_bytes() == loaded.csv.encode() and len(PdfReader(path).pages) == 1:
-            return path.read_bytes()
-    return None
 
 
 class PageWriter:

@@ -1,21 +1,20 @@
-"""What the page and the PDF say about one experiment, as plain values: computed here, laid out
-elsewhere.
+"""What the page, the PDF and the report's folder say about one experiment, as plain values in a
+file: computed here, laid out elsewhere.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis.tables import check as check_tables
 from tokenscale.analysis.tables import digest as digest_tables
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base import wording
-from tokenscale.base.files import canonical_json, sha256_text
+from tokenscale.base.files import canonical_json, read_record, sha256_text, write_sealed
 from tokenscale.base.wording import listing
 from tokenscale.costs.card import TextCard
 from tokenscale.referee import comparability, statistics
@@ -87,6 +86,37 @@ QUERIES = (
 _NEWLINE = "↵"
 _UNPRINTABLE = "\ufffd"
 VALIDITY = ("valid", "suspect", "invalid", "missing")
+#: tables of a description, in the order of the page's methods
+TABLES = (
+    "design",
+    "throughput",
+    "comparisons",
+    "validation",
+    "generations",
+    "inventory",
+    "quarantine",
+    "steadiness",
+)
+#: the file of a description, beside the figures of its experiment
+FILE = "description.json"
+
+
+def write(name: str, tables: Path, path: Path) -> None:
+    """Write the description of an experiment, which page, PDF and the report's folder read."""
+    part = experiment(name, tables)
+    part |= {key: asdict(part[key]) for key in TABLES}
+    for proof in part["proof"]["parts"]:
+        proof["table"] = asdict(proof["table"])
+    write_sealed(path, record=part)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a description. Raises UserError if it is missing or was changed."""
+    part = read_record(path, what="description of an experiment", next=f"snakemake -f {path}")
+    part |= {key: Table(**part[key]) for key in TABLES}
+    for proof in part["proof"]["parts"]:
+        proof["table"] = Table(**proof["table"])
+    return part
 
 
 def experiment(name: str, tables: Path) -> dict[str, Any]:
@@ -94,14 +124,6 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     parts.
     """
     folder = tables / name
-    # a description from the cache holds as long as the tables are those of the manifest
-    check_tables(folder)
-    return dict(_experiment(name, folder, digest=digest_tables(folder)))
-
-
-@lru_cache(maxsize=64)
-def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
-    """Cached by the digest of the tables: page, PDF and folder describe the same experiments."""
     head = read_experiment(folder)
     design = head.get("cautions") or []
     with save.Tables(folder) as opened:
@@ -145,7 +167,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "unknown": head.get("unknown") or [],
             "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
             **_describe_origin(runs, stores),
-            "digest": digest,
+            "digest": digest_tables(folder),
             "caution": crowded,
             "cautions": answers.caution_dropped(dropped) + cautions,
             "answers": answers.find_answers(
@@ -446,9 +468,7 @@ def _describe_origin(runs: pd.DataFrame, stores: pd.DataFrame) -> dict[str, Any]
         "machines": sorted(machines),
         "commits": [{"commit": commit[:12], "dirty": dirty} for commit, dirty in sorted(commits)],
         "data_from": " to ".join(days),
-        "versions": [
-            (package, ", ".join(sorted(found))) for package, found in sorted(versions.items())
-        ],
+        "versions": {package: ", ".join(sorted(found)) for package, found in versions.items()},
     }
 
 

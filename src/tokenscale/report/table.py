@@ -2,9 +2,8 @@
 
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -12,28 +11,15 @@ import pandas as pd
 FOLDED = 3
 
 
-class Link(str):
-    """A cell's text that leads to a file."""
-
-    href: str = ""
-
-    @classmethod
-    def to(cls, text: str, path: str) -> "Link":
-        """Return the text as a link to a file: `path` is relative to the project's folder, the link
-        to the page's.
-        """
-        link = cls(text)
-        link.href = quote(f"../../{path}")
-        return link
-
-
 @dataclass(frozen=True)
 class Table:
-    """Table of columns, each with whether it is aligned to the right, and rows of texts or links."""
+    """Table of columns, each with whether it is aligned to the right, and rows of texts."""
 
     columns: list[tuple[str, bool]]
     rows: list[list[str]]
     caption: str = ""
+    #: text of a cell → the URL to which it links, relative to the page
+    links: dict[str, str] = field(default_factory=dict)
 
 
 def columns(*names: str) -> list[tuple[str, bool]]:
@@ -46,8 +32,9 @@ def fold_columns(table: Table, *names: str) -> Table:
     `FOLDED` rows. The caption then says it.
 
     >>> table = Table(columns("run", ">steps"), [["a", "8"], ["b", "8"], ["c", "8"]], "Of one day.")
-    >>> fold_columns(table, "run", "steps")
-    Table(columns=[('run', False)], rows=[['a'], ['b'], ['c']], caption='In all 3 rows: steps 8. Of one day.')
+    >>> folded = fold_columns(table, "run", "steps")
+    >>> folded.rows, folded.caption
+    ([['a'], ['b'], ['c']], 'In all 3 rows: steps 8. Of one day.')
     """
     if len(table.rows) < FOLDED:
         return table
@@ -62,7 +49,8 @@ def fold_columns(table: Table, *names: str) -> Table:
     if not folded:
         return table
     said = f"In all {len(table.rows)} rows: {', '.join(folded)}."
-    return Table(
+    return replace(
+        table,
         columns=[table.columns[at] for at in kept],
         rows=[[row[at] for at in kept] for row in table.rows],
         caption=f"{said} {table.caption}".strip(),

@@ -27,6 +27,7 @@ KINDS = {
     "benchmark": ("benchmarks", r"results/benchmarks/(?P<name>[^/]+)/(?P<of>[^/]+)\.json"),
     "run table": ("run tables", r"results/experiments/(?P<of>[^/]+)/.*"),
     "tables": ("tables", r"results/tables/(?P<of>[^/]+)(/.*)?"),
+    "description": ("descriptions", r"results/figures/(?P<of>[^/]+)/description\.json"),
     "figure": ("figures", r"results/figures/(?P<of>[^/]+)/(?P<name>[^/.]+).*"),
     "report": ("report", r"results/report[^/]*/(?P<name>.*)"),
     "job": ("jobs", r".*"),

@@ -27,7 +27,7 @@ from tokenscale.settings.config import ALL, REPLICATION, REPORT, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run, digest_design
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS, figure_module
+from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
 from tokenscale.settings.run import RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import read_yaml
 
@@ -185,6 +185,9 @@ class Targets:
         return [
             f"results/figures/{name}/{figure}.svg" for name in figures for figure in figures[name]
         ]
+
+    def description_files(self, report: str) -> list[str]:
+        return [f"results/figures/{name}/description.json" for name in self.experiments_of(report)]
 
     def experiments_of(self, report: str) -> list[str]:
         if report == self.replication:
@@ -420,11 +423,6 @@ class Targets:
         runs = self.config.runs(experiment)
         modules = {TOKENIZERS[run.settings.tokenizer.kind].module for run in runs}
         return sorted(module for module in modules if module is not None)
-
-    def own_modules(self, experiments: Iterable[str]) -> list[str]:
-        """Return the modules of a user's own figures."""
-        figures = {f for name in experiments for f in self.config.experiment(name).figures}
-        return sorted({figure_module(name) for name in figures - FIGURES.keys()})
 
     # --- parameters of rules
     # ---------------------------------------------------------------------------------------
