@@ -17,7 +17,6 @@ from tokenscale.referee import claims as judging
 from tokenscale.referee.replication import measure_figures
 from tokenscale.report import bundle, claims, page, pdf, save, summary
 from tokenscale.report.packed_logs import check_replaceable, put_in_place, restore
-from tokenscale.settings.registry import drawn_figures
 
 CLAIMS = "claims.json"
 
@@ -38,8 +37,9 @@ def write(
     that is named twice or has no tables, before anything is written.
     """
     experiments = list(experiments)
-    shown = {name: drawn_figures(read_experiment(tables / name)) for name in experiments}
-    if len(shown) < len(experiments):
+    for name in experiments:
+        read_experiment(tables / name)  # raises before anything is written
+    if len({*experiments}) < len(experiments):
         raise UserError(
             "an experiment is named twice.",
             experiments=", ".join(experiments),
@@ -62,7 +62,7 @@ def write(
         summary.write(name, tables, path=description)
         parts.append(summary.read(description))
         with save.Tables(tables / name) as opened:
-            for figure in shown[name]:
+            for figure in parts[-1]["figures"]:
                 save.write(save.load_figure(figure, tables=opened), output=figures / name / figure)
         if len(experiments) > 1:
             also.append(output / f"{name}.html")
