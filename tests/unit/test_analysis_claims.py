@@ -89,7 +89,11 @@ def judged(folder, one, experiments=("demo",)):
         ([0.995, 0.9] * 3, {"margin": 0.01}, INCONCLUSIVE),
         ([1.0], {"exact": True}, CONTRADICTED),  # equal is not above
         ([1.0], {"exact": True, "direction": "below"}, CONTRADICTED),
-        ([0.5], {"exact": True, "direction": "equal", "margin": 1.0}, SUPPORTED),  # at the margin
+        # at the margin, and from there on
+        ([0.5], {"exact": True, "direction": "equal", "margin": 1.0}, SUPPORTED),
+        ([2.0], {"exact": True, "direction": "equal", "margin": 0.5}, SUPPORTED),
+        ([0.5, 0.25], {"exact": True, "direction": "equal", "margin": 1.0}, INCONCLUSIVE),
+        ([2.0, 4.0], {"exact": True, "direction": "equal", "margin": 0.5}, INCONCLUSIVE),
         ([0.5] * 6, {"bound": 0.0}, SUPPORTED),
         ([0.5] * 8 + [5.0], {"bound": 1.9}, INCONCLUSIVE),  # one far below
         ([1.0] * 6, {"direction": "equal", "margin": 0.01}, SUPPORTED),
@@ -104,6 +108,23 @@ def test_a_verdict_takes_the_whole_interval_and_enough_points(tmp_path, seconds,
     assert found.verdict == verdict, found
     assert found.experiment == "demo" and found.scale == "demo" and found.cells[0].n == len(seconds)
     assert len(found.run_ids) == 2 * len(seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fields", "reason"),
+    [
+        ([0.5, 2.0] * 3, {}, "the bound lies inside the interval"),
+        ([0.995, 0.9] * 3, {"margin": 0.01}, "the margin lies inside the interval"),
+        ([0.995] * 6, {"margin": 0.01}, "no further from 1.00 than 1.00 %"),
+        ([1.005] * 6, {"margin": 0.01, "direction": "below"}, "no further from 1.00 than 1.00 %"),
+        ([1.1] * 6, {"margin": 0.01}, ""),
+        ([1.1] * 6, {}, ""),
+        ([0.9] * 6, {"direction": "equal", "margin": 0.01}, ""),
+        ([1.0] * 6, {"direction": "equal", "margin": 0.01}, ""),
+    ],
+)
+def test_a_verdict_has_a_reason_where_its_word_leaves_one_open(tmp_path, seconds, fields, reason):
+    assert judged(lab(tmp_path, seconds), claim(**fields)).reason == reason
 
 
 def test_suspect_runs_are_counted_and_a_run_in_two_points_of_a_cell_carries_no_verdict(tmp_path):
