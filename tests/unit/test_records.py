@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from tokenscale.base.files import sha256_text
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_record, sha256_text, write_sealed
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import VERSION, Writer
 
@@ -91,3 +92,27 @@ def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path,
     (tmp_path / "dirty.diff").write_text(diff)
     git("apply", "--include=*new module.py", "dirty.diff")
     assert (package / "new module.py").read_text() == "b = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("record", "unsealed", "read"),
+    [
+        ({"a": 1}, False, False),
+        ({"a": 1}, True, True),
+        ({"a": 1, "seal": "0" * 64}, False, False),
+        ({"a": 1, "seal": "0" * 64}, True, False),
+        ([1], False, False),
+        ([1], True, False),
+        (None, True, False),
+    ],
+)
+def test_a_record_is_read_with_its_seal_or_without_one_where_that_is_allowed(
+    tmp_path, record, unsealed, read
+):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record))
+    changed = pytest.raises(UserError, match="the record has changed since it was written")
+    with contextlib.nullcontext() if read else changed:
+        assert read_record(path, what="record", unsealed=unsealed) == record
+    write_sealed(path, record={"a": 1})
+    assert read_record(path, what="record", unsealed=unsealed) == {"a": 1}

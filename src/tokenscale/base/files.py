@@ -77,7 +77,7 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
                 sync(path.parent)
     except BaseException:
         with suppress(OSError):  # the first error is the one to report
-            temporary.unlink(missing_ok=True)
+            temporary.unlink()
         raise
 
 
