@@ -15,6 +15,7 @@ from tokenscale.cli import check, main, ready
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
 from tokenscale.runs.launch.cluster import Partition
+from tokenscale.runs.launch.submission import format_hours
 from tokenscale.runs.records import provenance
 from tokenscale.settings.config import load_config
 
@@ -131,6 +132,21 @@ def test_the_readmes_row_for_a_cluster_states_the_budget_that_it_needs():
     ]
     (refused,) = [lack for lack in find("alps", ALPS, names) if lack.refuses]
     assert f"node_hours: {row[1]}" in refused.next
+
+
+@pytest.mark.parametrize(
+    ("experiments", "stated"),
+    [
+        (["parallelism", "formats_in_training"], r"at most ([\d,.]+) node-hours as shipped"),
+        (["ddp_scaling_weak"], r"1 to 16 GPUs, DDP and FSDP: ([\d,.]+) node-hours"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_the_readmes_rows_for_a_cluster_state_the_hours_that_plan_prints(experiments, stated):
+    (hours,) = re.findall(stated, (ROOT / "README.md").read_text())
+    config = load_config(profile="alps")
+    totals = RunPrices(config).sum_by_experiment(config.all_runs(experiments))
+    assert format_hours(totals).removeprefix("≤ ") == hours
 
 
 @pytest.mark.parametrize(
