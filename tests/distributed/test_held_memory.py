@@ -114,6 +114,10 @@ MOMENTS = {
         precision="bf16-true",
         optimizer=FP32_MOMENTS,
     ),
+    **{
+        f"{name} in bf16": run_of((LAYOUTS | PIPELINES)[name], 4, precision="bf16")
+        for name in ("zero3", "hsdp", "tensor and zero3", "gpipe", "interleaved")
+    },
     "1f1b in bf16": run_of(LayoutSettings(pipeline=2), 4, precision="bf16"),
     "1f1b of 16-bit weights": run_of(LayoutSettings(pipeline=2), 4, precision="bf16-true"),
     "zero-bubble in bf16": run_of(

@@ -163,8 +163,6 @@ class Forward:
         """Return the bytes that the blocks of a stage save, and the embedding before them."""
         layers = self.stages[chunk]
         saved = len(layers) * self.kept_bytes()
-        if self.keeps_copies:
-            saved += self.copy_bytes([w for w in self.weights if w.layer in layers])
         return saved + (self.embedding_bytes() if self.first and chunk == 0 else 0)
 
     def rotary_bytes(self) -> int:
@@ -172,11 +170,12 @@ class Forward:
         rotary = self.model.positions == "rotary"
         return 4 * self.run.sequence_length * self.model.head_dimension if rotary else 0
 
-    def copy_bytes(self, weights: list[Weight]) -> int:
-        """Return the bytes of autocast's copies of the blocks' matrices among some weights."""
+    def copy_bytes(self) -> int:
+        """Return the bytes of autocast's copies of a block's matrices."""
         if not self.autocast:
             return 0
-        return 2 * sum(prod(w.shape) for w in weights if w.layer is not None and len(w.shape) == 2)
+        block = [w for w in self.weights if w.layer == self.stages[0][0]]
+        return 2 * sum(prod(w.shape) for w in block if len(w.shape) == 2)
 
     def kept_bytes(self) -> int:
         """Return the bytes that a block saves in its forward pass."""
@@ -185,7 +184,7 @@ class Forward:
             "block": self.input_bytes,
             "selective": self.selective_bytes,
         }
-        return by_mode[self.checkpointing]()
+        return by_mode[self.checkpointing]() + (self.copy_bytes() if self.keeps_copies else 0)
 
     def deferred_bytes(self) -> int:
         """Return the bytes of a block's products that a zero-bubble schedule keeps between a

@@ -85,7 +85,8 @@ class Peak:
         forward = self.forward
         self.now += forward.pass_bytes(action.chunk)
         # autocast's copies of matrices, until the pass ends
-        made = 0 if forward.keeps_copies else forward.copy_bytes(self.weights)
+        blocks = sum(len(stage) for stage in forward.stages)
+        made = 0 if forward.keeps_copies else blocks * forward.copy_bytes()
         # FSDP frees what it has gathered last when it gathers again
         if self.layout.head_group and self.sharded and forward.has_loss(action.chunk):
             made += self.padded_bytes(self.head, forward.stream)
@@ -133,7 +134,6 @@ class Peak:
         self.now -= whole
         for group in self.groups(chunk):
             self._settle(group, stands, last)
-        self.now -= forward.copy_bytes(self.weights) if forward.keeps_copies else 0
         if first or forward.fused:
             self.now -= forward.input_bytes()
         if forward.fused and not forward.has_loss(chunk):
@@ -263,7 +263,9 @@ class Peak:
         """Return the bytes of the largest gradient of some matrices as a product makes it, and in
         the format of the weights.
         """
-        size = self.forward.product + (4 if self.forward.autocast else 0)
+        size = self.forward.product
+        if self.forward.autocast:  # the weight's copy is gone when its gradient is in fp32
+            size = 6 if self.forward.deferred else 4
         return size * max((prod(weight.shape) for weight in weights), default=0)
 
     def recomputed_bytes(self) -> int:
@@ -271,8 +273,7 @@ class Peak:
         forward = self.forward
         if forward.checkpointing == "none":
             return 0
-        found = forward.block_bytes() - forward.kept_bytes()
-        return found + (0 if forward.keeps_copies else forward.copy_bytes(self.block))
+        return forward.block_bytes() + forward.copy_bytes() - forward.kept_bytes()
 
     def groups(self, chunk: int) -> list[list[Weight]]:
         """Return the weights outside of blocks that a stage uses, as FSDP reduces them together."""
