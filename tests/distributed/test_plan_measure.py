@@ -20,12 +20,12 @@ def test_each_cell_is_measured_once_and_predicted_beside_it():
     runs = [run_of(LAYOUTS[name], 4) for name in ("zero3", "ddp")]
     repeats = [replace(run, repeat=1, compile=True) for run in runs]
     (lines,) = run_ranks(measured, 1, [*runs, *repeats])
-    assert [line.split(",")[0].split()[:3] for line in lines[1::4]] == [
+    assert [line.split(",")[0].split()[:3] for line in lines[1::5]] == [
         ["llama-micro", "zero3", "4"],
         ["llama-micro", "data", "4"],
     ]
-    names = ("between steps", "between micro-steps", "peak")
-    for line, name in zip(lines[2:5] + lines[6:9], names * 2, strict=True):
+    names = ("between steps", "between micro-steps", "peak", "sent")
+    for line, name in zip(lines[2:6] + lines[7:11], names * 2, strict=True):
         text = line.strip().removeprefix(name)
         predicted, found = (float(part.split()[0]) for part in text.split("/"))
         assert text != line.strip() and found == pytest.approx(predicted, rel=0.02)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tokenscale.base.errors import UserError
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli.library_weights import count_library_weights
-from tokenscale.costs.exchanges import most_exchanged_bytes
+from tokenscale.costs.exchanges import exchanged_bytes, is_predicted, most_exchanged_bytes
 from tokenscale.costs.flops import UncountedModelError
 from tokenscale.costs.memory import fullest_rank, largest_memory, memory
 from tokenscale.settings.layout import LayoutSettings
@@ -152,7 +152,7 @@ def measure_memory(runs: list[RunSettings]) -> Iterator[str]:
             cells="\n".join(refused),
             next="name experiments without them, or leave --measure out",
         )
-    from tokenscale.train.fake_world import measure_step  # torch, which takes seconds
+    from tokenscale.train.fake_world import measure_step, shorten  # torch, which takes seconds
 
     yield (
         "memory of the rank with the most, for a CPU's kernels without compile: predicted / measured "
@@ -165,6 +165,7 @@ def measure_memory(runs: list[RunSettings]) -> Iterator[str]:
         rank = fullest_rank(whole)
         predicted = memory(whole, rank)
         measured = measure_step(whole, rank)
+        sent = exchanged_bytes(shorten(whole), rank) if is_predicted(whole) else None
         between_steps = predicted.parameters + predicted.optimizer
         if run.layout.keeps_gradients:
             between_steps += predicted.gradients
@@ -175,6 +176,7 @@ def measure_memory(runs: list[RunSettings]) -> Iterator[str]:
             ("between steps", between_steps, measured.between_steps),
             ("between micro-steps", predicted.standing, measured.between_micro_steps),
             ("peak", predicted.peak, measured.peak),
+            ("sent", sent, measured.sent),
         ):
             if expected is not None and found is not None:
                 yield f"    {name:<19}  {format_bytes(expected):>10} / {format_bytes(found):>10}"

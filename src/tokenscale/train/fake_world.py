@@ -28,6 +28,7 @@ from tokenscale.train import optimizer
 from tokenscale.train.collectives import local
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.profiling import Exchanges
 from tokenscale.train.trainer import Trainer
 
 #: micro-steps that a step without a pipeline needs: a first, one between, and a last one
@@ -150,13 +151,14 @@ class _Shapes(FakeTensorMode):
 @dataclass(frozen=True)
 class MeasuredBytes:
     """Bytes on one rank: between two steps; the most after a backward pass, without gathered weights
-    (None in a pipeline, where activations of other passes exist then); and the most at any time in
-    a step.
+    (None in a pipeline, where activations of other passes exist then); the most at any time in a
+    step; and those that it sends in the step.
     """
 
     between_steps: int
     between_micro_steps: int | None
     peak: int
+    sent: int
 
 
 class _SamplingTimer(HostTimer):
@@ -181,7 +183,7 @@ def measure_step(run: RunSettings, rank: int) -> MeasuredBytes:
     The run's model must have its vocabulary size, and be the project's own decoder. Tensors have
     shapes and no numbers (torch's FakeTensorMode), so that a model of any size takes no memory.
     """
-    run = replace(_shorten(run), compile=False)
+    run = replace(shorten(run), compile=False)
     with fake_world(run.layout.world_size, rank) as world, _Shapes(), _whole_norms():
         return count_step(run, world)
 
@@ -213,11 +215,13 @@ def count_step(run: RunSettings, world: World) -> MeasuredBytes:
         trainer.step(batch, useful, rate=1e-3, timer=HostTimer())
         between_steps = live.count() - _count_bytes(trainer.model.buffers())
         live.peak = 0
-        trainer.step(batch, useful, rate=1e-3, timer=_SamplingTimer(sample))
+        with Exchanges() as exchanges:
+            trainer.step(batch, useful, rate=1e-3, timer=_SamplingTimer(sample))
         return MeasuredBytes(
             between_steps=between_steps,
             between_micro_steps=max(samples) if run.layout.pipeline == 1 else None,
             peak=live.peak,
+            sent=round(exchanges.sent),
         )
 
 
@@ -234,7 +238,7 @@ def _whole_norms() -> Iterator[None]:
         optimizer.ADDED_AT_ONCE = pieces
 
 
-def _shorten(run: RunSettings) -> RunSettings:
+def shorten(run: RunSettings) -> RunSettings:
     """Return the run with at most `ENOUGH_MICRO_STEPS` full micro-steps, if it has no pipeline."""
     ranks = run.layout.data_parallel_size
     passes = micro_steps(run.global_batch, world_size=ranks, micro_batch=run.micro_batch)
