@@ -102,6 +102,10 @@ MOMENTS = {
     "zero1, large vocabulary": run_of(LAYOUTS["zero1"], 4, **CHUNKS),
     "zero2, large vocabulary": run_of(LAYOUTS["zero2"], 4, **CHUNKS),
     "zero3, large vocabulary": run_of(LAYOUTS["zero3"], 1, **CHUNKS),
+    **{
+        f"{name}, large vocabulary, micro-steps": run_of(LAYOUTS[name], 4, model=LARGE_VOCABULARY)
+        for name in ("zero3", "zero3, unsharded", "hsdp")
+    },
     "blocks again": run_of(LAYOUTS["single"], 1, **CHECKPOINTED),
     "blocks again, micro-steps": run_of(LAYOUTS["zero3"], 4, **CHECKPOINTED),
     "products kept": run_of(

@@ -83,6 +83,10 @@ class Peak:
 
     def _forward(self, action: Action) -> None:
         forward = self.forward
+        if self.resharded:
+            # at the first block FSDP still has all of the rest as it was sent, too
+            sent = self.padded_bytes(self.groups(action.chunk)[-1], forward.stream)
+            self._see(sent + 2 * self.gathered_block + forward.input_bytes())
         self.now += forward.pass_bytes(action.chunk)
         # autocast's copies of matrices, until the pass ends
         blocks = sum(len(stage) for stage in forward.stages)
@@ -132,8 +136,12 @@ class Peak:
             self.now -= forward.embedding_bytes()
             self._see(copy + self.gradient_bytes(self.embedding))
         self.now -= whole
-        for group in self.groups(chunk):
+        *own, rest = self.groups(chunk)
+        for group in own:
             self._settle(group, stands, last)
+        # FSDP frees what it has gathered of the rest before it copies the gradients
+        freed = self.padded_bytes(rest, forward.stream) if self.resharded or last else 0
+        self._settle(rest, stands, last, beside=-freed)
         if first or forward.fused:
             self.now -= forward.input_bytes()
         if forward.fused and not forward.has_loss(chunk):
