@@ -238,7 +238,7 @@ def inventory_table(runs: pd.DataFrame, validation: pd.DataFrame) -> Table:
     checked, and the numbers of runs and validations that have one source.
     """
     queued = runs["job_ids"].notna().any()
-    jobs = [_newest_job(r) for r in runs.itertuples()]
+    jobs = [_newest_job(r) if queued else ("", "") for r in runs.itertuples()]
     heads = columns(
         "run",
         "validity",
