@@ -116,8 +116,8 @@ class Peak:
             self._see(self.head_product_bytes())
             self.now -= forward.loss_bytes()
             if self.layout.head_group and self.sharded:
-                copy = self._settle(self.head, stands, last)
-                whole = -self.padded_bytes(self.head, forward.stream)
+                whole = -self._freed_bytes(self.head, last)
+                copy = self._settle(self.head, stands, last, beside=whole)
             elif self._makes(stands) or self.tied and first:
                 whole = self.gradient_bytes(self.head)
         self.now += whole + forward.input_bytes()  # and the gradient of the stage's output
@@ -139,9 +139,7 @@ class Peak:
         *own, rest = self.groups(chunk)
         for group in own:
             self._settle(group, stands, last)
-        # FSDP frees what it has gathered of the rest before it copies the gradients
-        freed = self.padded_bytes(rest, forward.stream) if self.resharded or last else 0
-        self._settle(rest, stands, last, beside=-freed)
+        self._settle(rest, stands, last, beside=-self._freed_bytes(rest, last))
         if first or forward.fused:
             self.now -= forward.input_bytes()
         if forward.fused and not forward.has_loss(chunk):
@@ -189,6 +187,10 @@ class Peak:
             self.now += shard
             self.reduced += shard
         return copy
+
+    def _freed_bytes(self, gathered: list[Weight], last: bool) -> int:
+        """Return what FSDP frees of weights before it copies their gradients."""
+        return self.padded_bytes(gathered, self.forward.stream) if self.resharded or last else 0
 
     def loss_forward_bytes(self) -> int:
         """Return what the loss makes in forward beside what it saves."""
