@@ -166,9 +166,20 @@ def test_each_claim_is_tested_at_its_own_level_and_equality_at_its_margin(tmp_pa
         ([3, 0, 1, 2, 3, 1], {"bound": 1.0}, 1.0),
         ([3, -0.5, 1, 2, 3, 1], {"bound": 1.0}, 1.0),
         ([3, 1, 1, 2, 3, 1], {"bound": -1.0}, -1.0),
-        # "equal" is contradicted by the edge that the median is beyond
-        ([0.9] * 5 + [0.995], {"bound": 1.0, "direction": "equal", "margin": 0.01}, 0.99),
-        ([1.1] * 5 + [1.005], {"bound": 1.0, "direction": "equal", "margin": 0.01}, 1.01),
+        # the edge that a margin puts before or behind the bound
+        ([1.2, 1.3, 1.005, 1.2, 1.1, 1.3], {"margin": 0.01}, 1.01),
+        ([0.8, 0.7, 0.995, 0.8, 0.9, 0.7], {"margin": 0.01, "direction": "below"}, 0.99),
+        # "equal" within the margin has the larger p of both edges
+        ([1.008] * 3 + [1.0, 1.012, 1.005], {"direction": "equal", "margin": 0.01}, 1.01),
+        ([0.992] * 3 + [1.0, 0.988, 0.995], {"direction": "equal", "margin": 0.01}, 0.99),
+        # and is contradicted by the edge that the median is beyond, whatever the mean
+        (
+            [0.912, 0.975, 0.968, 0.923, 1.2, 1.18],
+            {"direction": "equal", "margin": 0.01},
+            0.99,
+        ),
+        ([0.9] * 5 + [0.995], {"direction": "equal", "margin": 0.01}, 0.99),
+        ([1.1] * 5 + [1.005], {"direction": "equal", "margin": 0.01}, 1.01),
     ],
 )
 @pytest.mark.filterwarnings("error::RuntimeWarning")
