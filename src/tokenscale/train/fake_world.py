@@ -150,9 +150,12 @@ class _Shapes(FakeTensorMode):
 
 @dataclass(frozen=True)
 class MeasuredBytes:
-    """Bytes on one rank: between two steps; the most after a backward pass, without gathered weights
-    (None in a pipeline, where activations of other passes exist then); the most at any time in a
-    step; and those that it sends in the step.
+    """Bytes on one rank.
+
+    `between_steps` and `between_micro_steps` exist after an update and after a backward pass (the
+    most of all passes, without gathered weights; None in a pipeline, where activations of other
+    passes exist then), `peak` is the most at any time in a step, and `sent` are the bytes that the
+    rank sends in a step.
     """
 
     between_steps: int
