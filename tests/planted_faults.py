@@ -35,7 +35,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.train.record import log_hashes
+from tokenscale.runs.records.provenance import log_hashes
 
 STEPS = 80
 BATCH = 6

@@ -28,7 +28,7 @@ from tokenscale.cli.main import main
 from tokenscale.report import bundle
 from tokenscale.report.packed_logs import JUDGED, LOGS
 from tokenscale.runs.records import provenance
-from tokenscale.train.record import log_hashes
+from tokenscale.runs.records.provenance import log_hashes
 
 
 @dataclass

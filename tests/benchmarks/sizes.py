@@ -32,9 +32,8 @@ from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, TokenizerSettings
-from tokenscale.settings.options import from_json
+from tokenscale.settings.options import from_json, option, settings_class
 from tokenscale.settings.run import APPROACHES, RunSettings
 
 VERSION = 1
@@ -45,8 +44,18 @@ STEPS = 20
 TABLE_BATCHES = 16
 
 
+@settings_class
+class Settings:
+    """Size of the measurement."""
+
+    sequence_length: int = option(1024, description="tokens per sequence", ge=8)
+    rows: int = option(8, description="sequences per batch", ge=1)
+    batches: int = option(16, description="batches per approach and round", ge=1)
+    rounds: int = option(5, description="rounds; every approach runs once per round", ge=1)
+
+
 def measure(
-    settings: DataBenchmarkSettings,
+    settings: Settings,
     corpus_directory: Path,
     tokenizer_directory: Path,
     size: int,
@@ -143,7 +152,7 @@ def _enlarge(corpus: Path, size: int, folder: Path) -> Path:
 
 
 def _build_run(
-    settings: DataBenchmarkSettings, approach: str, tokenizer_directory: Path
+    settings: Settings, approach: str, tokenizer_directory: Path
 ) -> RunSettings:
     tokenizer = read_tokenizer_manifest(tokenizer_directory)
     run = RunSettings(
@@ -299,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"argument --size: {parsed.size} is not above 0")
 
     def run() -> None:
-        settings = from_json(DataBenchmarkSettings, parsed.settings)
+        settings = from_json(Settings, parsed.settings)
         folders = parsed.corpus.parent, parsed.tokenizer.parent
         print(
             format_table(

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.benchmarks import growth, peers, pretokenize, sizes, training
+from tests.benchmarks import growth, pretokenize, sizes, training
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
@@ -29,7 +29,7 @@ SCRIPTS = sorted(
 T = 16
 
 
-@pytest.mark.parametrize("script", sorted({*SCRIPTS} - {"peer_reader.py", "plain_script.py"}))
+@pytest.mark.parametrize("script", sorted({*SCRIPTS} - {"plain_script.py"}))
 def test_a_script_runs_from_any_folder_and_prints_its_help(tmp_path, monkeypatch, capsys, script):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != ROOT])
     monkeypatch.setattr(sys, "argv", [script, "--help"])
@@ -83,51 +83,6 @@ def test_training_times_every_arm_in_each_round_on_equal_models(monkeypatch):
 
 
 # -- reading
-
-
-@pytest.fixture(scope="module")
-def nanogpt():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers, "MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
-        yield
-
-
-@pytest.mark.long
-def test_peers_read_the_same_rows_in_the_rounds_of_the_data_benchmark(
-    lab, tmp_path, monkeypatch, nanogpt
-):
-    arguments = inputs(lab, tmp_path / "out.json", workers=[0, 2], rounds=1)
-    assert (
-        peers.main(
-            [*arguments, "--stores", str(lab.directory / "tokens"), "--peers", sys.executable]
-        )
-        == 0
-    )
-    result = json.loads((tmp_path / "out.json").read_text())
-    found = {r["arm"]: r for r in result["records"] if r["arm"].startswith("nanogpt")}
-    assert (
-        set(found) == {"nanogpt", "nanogpt, DataLoader 0", "nanogpt, DataLoader 2"}
-        and result["peers"]
-    )
-    assert result["left_out"]["nobody's"] == "ModuleNotFoundError: No module named 'nobody'"
-    for record in found.values():
-        assert (
-            len(record["batch_s"]) == 2
-            and record["useful_tokens"] == record["total_tokens"] == 2 * 3 * T
-        )
-        assert record["seconds"] == sum(record["batch_s"]) and record["memory_bytes"] >= 0
-
-
-def test_a_peer_that_gives_other_tokens_or_fails_is_not_measured(nanogpt, tmp_path):
-    order = np.random.default_rng(0).permutation(40).reshape(8, 5)
-    rows = np.arange(400, dtype=np.int32).reshape(40, 10)
-    found = peers.Peers(rows, tmp_path)
-    assert len(found.measure("nanogpt", order)["batch_s"]) == 8
-    np.save(tmp_path / "rows.npy", rows + 1)  # the peer's own file has the old rows
-    with pytest.raises(RuntimeError, match="other tokens"):
-        found.measure("nanogpt", order, 2)
-    with pytest.raises(RuntimeError, match="nope failed"):
-        found.measure("nope", order)
 
 
 @pytest.mark.long

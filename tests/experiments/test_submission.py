@@ -56,13 +56,13 @@ def equip(project):
         "budget": {"steps": 2_000_000},
         "sequence_length": 2048,
     }
-    write(project, "ways", runs=dear, data_benchmark=None)
+    write(project, "ways", runs=dear, storage_benchmark=None)
     write(
         project,
         "ranks",
         runs=RUNS | {"approach": "packed"},
         factors={"layout.data": [1, 2]},
-        data_benchmark=None,
+        storage_benchmark=None,
     )
     return project
 
@@ -187,7 +187,7 @@ def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(made):
     nodes.
     """
     runs = RUNS | {"approach": "packed", "global_batch": 48}
-    write(made, "ranks", runs=runs, factors={"layout.data": [1, 2, 6, 16]}, data_benchmark=None)
+    write(made, "ranks", runs=runs, factors={"layout.data": [1, 2, 6, 16]}, storage_benchmark=None)
     _, text, calls = submit(made, "--keep-going", "--", "ranks")
     options = (
         r"--nodes=(\d+) .*--ntasks-per-node=(\d+) --cpus-per-task=(\d+) --signal=USR1@300 "
@@ -240,7 +240,7 @@ def test_jobs_that_run_here_need_no_account(cluster):
 
 def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_name(cluster):
     """Its runs are a laptop's, and would take GPU nodes."""
-    write(cluster, "ways", runs=RUNS, data_benchmark=None, scales={})
+    write(cluster, "ways", runs=RUNS, storage_benchmark=None, scales={})
     (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
     figure = "results/figures/ways/loss_over_time.svg"
     code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", figure)

@@ -15,7 +15,7 @@ from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import Piece, State, commit, write_rank
-from tokenscale.train.record import log_hashes
+from tokenscale.runs.records.provenance import log_hashes
 
 RUN = "packed-tiny-single-w1-0123456789"
 

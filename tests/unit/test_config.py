@@ -276,9 +276,8 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
     alone = {
         "question": "?",
         "storage_benchmark": {"corpus": "c", "tokenizer": "t"},
-        "data_benchmark": {"corpus": "c"},
     }
-    both = {**alone, "data_benchmark": None, "runs": {"corpus": "c", "tokenizer": "t"}}
+    both = {"question": "?", "runs": {"corpus": "c", "tokenizer": "t"}}
     (tmp_path / "config/experiments").mkdir(parents=True)
     for name, values in (("alone", alone), ("both", both)):
         (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(values))
@@ -293,7 +292,7 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
     assert config.runs("alone") == [] and len(config.runs("both")) == 1
     assert config.table("alone")["runs"] == config.table("alone")["cells"] == []
     assert config.list_corpora(["alone"]) == ["c"]
-    assert set(config.relevant_values("alone")["tokenizers"]) == {"t", "tekken"}
+    assert set(config.relevant_values("alone")["tokenizers"]) == {"t"}
     other = Config(values | {"corpus": "d"}, root=tmp_path)
     assert other.runs("alone") == [] and other.list_corpora(["alone", "both"]) == ["d"]
     (tmp_path / "config/experiments/alone.yaml").write_text(
@@ -305,11 +304,11 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
 
 def test_renaming_an_experiment_repeats_no_measurement(tmp_path):
     benchmark = {"corpus": "c", "tokenizer": "t"}
-    config = project(tmp_path / "a", EXPERIMENT | {"data_benchmark": benchmark})
+    config = project(tmp_path / "a", EXPERIMENT | {"storage_benchmark": benchmark})
     (file,) = config.experiment("e").benchmark_files("e")
     assert config.experiment("e").benchmark_files("renamed") == [file]
     other = project(
-        tmp_path / "b", EXPERIMENT | {"data_benchmark": benchmark | {"settings": {"rounds": 3}}}
+        tmp_path / "b", EXPERIMENT | {"storage_benchmark": benchmark | {"settings": {"rounds": 4}}}
     )
     assert other.experiment("e").benchmark_files("e") != [file]
 
@@ -383,10 +382,7 @@ def on_corpus(name, **source):
 def test_the_corpus_of_the_configuration_replaces_that_of_an_experiment_and_of_its_learnt_tokenizers():
     config = on_corpus("mine", files="mine/*.parquet")
     plain = Config(read_yaml(ROOT / "config/config.yaml"), root=ROOT)
-    assert (
-        config.list_corpora(["demo"]) == ["mine"]
-        and config.experiment("demo").data_benchmark.corpus == "mine"
-    )
+    assert config.list_corpora(["demo"]) == ["mine"]
     (used,) = {run.settings.tokenizer for run in config.runs("demo")}
     (own,) = {run.settings.tokenizer for run in plain.runs("demo")}
     assert (used.name, used.corpus, used.learnt_from) == (
@@ -401,7 +397,6 @@ def test_the_corpus_of_the_configuration_replaces_that_of_an_experiment_and_of_i
     assert config.tokenizers["bpe-4096"] == own, (
         "it stays what it is for other configurations in the same folder"
     )
-    assert config.experiment("demo").data_benchmark.tokenizer == "tekken", "learnt from nothing"
     assert not {r.run_id for r in config.runs("demo")} & {r.run_id for r in plain.runs("demo")}
     with pytest.raises(UserError, match="unknown corpus 'dumy'"):
         on_corpus("dumy")
@@ -445,13 +440,13 @@ def test_cells_of_primary_comparisons_run_more_often_than_others(tmp_path):
 
 def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
     experiment = {**EXPERIMENT, "factors": {"tokenizer, log_every": [["t", 1], ["fixed", 2]]}}
-    experiment["data_benchmark"] = {"corpus": "c", "tokenizer": "t"}
+    experiment["storage_benchmark"] = {"corpus": "c", "tokenizer": "t"}
     tokenizers = {**BASE["tokenizers"], "fixed": {"kind": "tekken"}}
     config = project(
         tmp_path, experiment, corpus="other", corpora={"c": {}, "other": {}}, tokenizers=tokenizers
     )
     assert {run.settings.tokenizer.name for run in config.runs("e")} == {"t-other", "fixed"}
-    assert config.experiment("e").data_benchmark.tokenizer == "t-other"
+    assert config.experiment("e").storage_benchmark.tokenizer == "t-other"
 
 
 def test_experiments_that_cannot_run_on_the_corpus_are_refused_by_name_and_stop_no_other(tmp_path):

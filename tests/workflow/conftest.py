@@ -49,12 +49,18 @@ EXPERIMENTS = {
         "question": "Do the ways from text to rows differ?",
         "runs": RUNS,
         "factors": {"approach": ["padding-free", "token-list", "packed"]},
-        "data_benchmark": {
+        "storage_benchmark": {
             "corpus": "small",
             "tokenizer": "bpe",
-            "settings": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
+            "settings": {
+                "formats": ["packed"],
+                "sequence_length": 32,
+                "rows": 2,
+                "single_rows": 2,
+                "rounds": 1,
+            },
         },
-        "figures": ["loss_over_time", "data_stall_share", "tokenization_benchmark"],
+        "figures": ["loss_over_time", "data_stall_share", "storage_benchmark"],
         "scales": EVERY_SCALE,
     },
     # shares its run at world size 1 with the experiment above

@@ -27,9 +27,9 @@ JUDGED = {"validate": 2, "draw_figure": 4} | SHOWN
 JUDGED |= {"describe_experiment": 2, "build_experiment_page": 2}
 BOTH = {"ingest": 2} | JUDGED
 RUNS = {"train": 4} | BOTH
-BENCHMARK = {"benchmark_data": 1}
-STORES = {"pretokenize": 5} | BENCHMARK | RUNS
-TOKENIZER = {"build_tokenizer": 1} | STORES
+BENCHMARK = {"benchmark_storage": 1}
+STORES = {"pretokenize": 4} | RUNS
+TOKENIZER = {"build_tokenizer": 1} | BENCHMARK | STORES
 CORPUS = {"build_corpus": 1, "corpus_records": 1} | TOKENIZER
 #: accepts an edit of a training's code that cannot change its result
 ACCEPTED = ("all", "--consider-ancient", "train=code")

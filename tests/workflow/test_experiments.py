@@ -33,13 +33,6 @@ MOST = 3
 MORE = {"data_path": 4, "elastic_resume": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
 BENCHMARKS = {
-    "data_benchmark": {
-        "sequence_length": 32,
-        "rows": 2,
-        "batches": 2,
-        "rounds": 2,
-        "studies": True,
-    },
     "storage_benchmark": {
         "sequence_length": 32,
         "documents": 50,

@@ -63,7 +63,7 @@ def test_what_a_run_or_a_store_reads_is_small_enough_to_be_compared_by_content(b
     """Snakemake judges larger files by their time. Data enters as a manifest, so its size does not
     matter.
     """
-    rules = {"build_tokenizer", "pretokenize", "benchmark_data", "train"}
+    rules = {"build_tokenizer", "pretokenize", "benchmark_storage", "train"}
     found = set()
     for record in map(
         json.loads, (p.read_text() for p in (built.root / ".snakemake/metadata").iterdir())
@@ -159,7 +159,7 @@ ROOMS = [
     ("report/page.css", PAGES),
     ("report/pdf.py", PAPER),
     ("report/bundle.py", FOLDER),
-    ("benchmark/data.py", BENCHMARK | WAYS),
+    ("benchmark/storage.py", BENCHMARK | WAYS),
     ("cli/pretokenize.py", STORES),
     ("cli/rank.py", RUNS),
 ]

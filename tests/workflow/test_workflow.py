@@ -24,7 +24,7 @@ def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
     # with the records of the text: runs that tokenize while training then start in their planned
     # order, too
-    tokens = {"build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 5}
+    tokens = {"build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 4}
     assert fresh.planned("tokens") == tokens
     runs = {
         "build_corpus": 1,
@@ -37,7 +37,7 @@ def test_every_target_has_its_stage(fresh):
     tables = runs | {
         "pretokenize": 5,
         "run_table": 2,
-        "benchmark_data": 1,
+        "benchmark_storage": 1,
         "ingest": 2,
         "validate": 2,
     }

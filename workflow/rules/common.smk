@@ -21,7 +21,7 @@ from tokenscale.cli.snakemake.targets import (
 from tokenscale.runs.launch import lock
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, training_modules, write_listing
-from tokenscale.settings.config import ALL, Config, list_benchmark_stores
+from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.manifests import (
@@ -197,12 +197,8 @@ def job_minutes(w):
     return run_prices().time_limit_minutes(targets.runs[w.run_id])
 
 
-def data_benchmark(w):
-    return targets.benchmark_of("data", w.benchmark)
-
-
 def storage_benchmark(w):
-    return targets.benchmark_of("storage", w.benchmark)
+    return targets.storage_benchmark_of(w.benchmark)
 
 
 def files_of_experiment(w, name):

@@ -27,6 +27,7 @@ from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import (
     APPROACHES,
     OURS,
+    READERS,
     BudgetSettings,
     RunSettings,
     parse_run_id,
@@ -394,6 +395,8 @@ def _list_settings(run: RunSettings | None) -> Row:
         **{name: getattr(run.layout, name) for name in OF_LAYOUT},
         **{name: getattr(run, name) for name in OF_SETTINGS},
         **{name: getattr(run, name).name for name in ("model", "tokenizer", "corpus")},
+        "engine": run.engine if run.online else None,
+        **(vars(run.reader) if run.arm in READERS else {}),
         "mixture": _encode_mixture(run),
         "seed": run.effective_seed,
         "science": science(run),
@@ -426,7 +429,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
 
     Factors of the Parquet store belong to approaches that read one; all other approaches have no
     `storage`. A run that goes on from another one says so in words, and one that does not has no
-    such factor.
+    such factor; nor has a reader of warm files, or without a DataLoader.
 
     >>> cell = {"approach": "token-list", "layout.data": 2, "storage.dtype": "int64", "sequence_length": 512}
     >>> grouping("token-list", cell)["series"]
@@ -441,7 +444,8 @@ def grouping(approach: str | None, cell: Row) -> Row:
         {key: level for key, level in cell.items() if key != "resume_from"}
     ).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
-        if key not in ("approach", "layout.data"):
+        plain = key.startswith("reader.") and value in (False, None)
+        if key not in ("approach", "layout.data") and not plain:
             parts[part].append(f"{key}={_text(show_extension(value))}")
     if approach in APPROACHES and not reads_parquet(approach):
         parts["storage"] = []

@@ -8,6 +8,9 @@ CREATE TABLE runs (
     repeat INTEGER, position INTEGER,
     arm VARCHAR,  -- the trainer: tokenscale, or the name of an arm
     approach VARCHAR,
+    engine VARCHAR,  -- asked to tokenize in training; null where tokens come from a store
+    cold BOOLEAN,  -- of a run that only reads: its files were dropped from the page cache; so the next, null for others
+    workers INTEGER,  -- of torch's DataLoader; null where none is between
     series VARCHAR,  -- the approach and the three below: what figures show as one line
     factors VARCHAR,
     storage VARCHAR,  -- those of the Parquet store, where the approach reads one

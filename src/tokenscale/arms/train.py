@@ -499,14 +499,14 @@ def _seal(
             remove_tree(rank / name)
         (rank / "tokens.npy").unlink(missing_ok=True)
     provenance.seal_record(
-        directory, record=state, outcome=outcome | {"logs": records.log_hashes(directory)}
+        directory, record=state, outcome=outcome | {"logs": provenance.log_hashes(directory)}
     )
 
 
 def _start_record(
     run: RunSettings, directory: Path, attempt: int, device: str, prepared: dict[str, Any]
 ) -> dict[str, Any]:
-    launched = records.launched(directory / f"attempt={attempt:02d}")
+    launched = provenance.launched(directory / f"attempt={attempt:02d}")
     arm = {name: prepared.get(name) for name in ("arm", "source", "lock", "packages", "files")}
     hardware = {
         "device": torch.cuda.get_device_name(0) if device == "cuda" else "cpu",

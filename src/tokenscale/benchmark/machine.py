@@ -73,25 +73,6 @@ def _count_resident_pages(path: Path) -> tuple[int, int] | None:
     )
 
 
-def release_memory() -> None:
-    """Return freed memory to the system, so that growth is due to the current arm."""
-    import pyarrow
-
-    gc.collect()
-    pyarrow.default_memory_pool().release_unused()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def anonymous_bytes() -> int:
-    """Return the anonymous memory of this process; 0 if unknown."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(status.split("RssAnon:")[1].split()[0])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def available_cores() -> set[int]:
     """Return the cores that this process may use; empty if unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -109,19 +90,6 @@ def pin_to_cores(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def make_timing_record(
-    open_s: float, batch_s: Sequence[float], useful_tokens: int, total_tokens: int
-) -> dict[str, Any]:
-    return {
-        "open_s": open_s,
-        "batch_s": list(batch_s),
-        "median_batch_s": float(np.median(batch_s)),
-        "seconds": sum(batch_s),
-        "useful_tokens": useful_tokens,
-        "total_tokens": total_tokens,
-    }
 
 
 NAMES = get_args(Engine)

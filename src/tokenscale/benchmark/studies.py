@@ -13,63 +13,44 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.base.manifests import open_checked
+from tokenscale.data.batches.batch import Batch, Inputs
+from tokenscale.data.mixtures import manifest_path
 from tokenscale.data.stores.documents import IGNORED
-
-ARMS = (
-    "studies' padding-free",
-    "studies' padded",
-    "studies' token-list",
-    "studies' pretokenized-padded",
-)
-#: storage settings of their files
-STORAGE = {"codec": "snappy", "dtype": "int64"}
-
-
-def explain_missing() -> str | None:
-    """Return why these arms cannot run here, or None."""
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        return "package transformers is not installed"
-    return None
+from tokenscale.data.tokenizers.base import read_tokenizer_file, read_tokenizer_manifest
+from tokenscale.settings.run import RunSettings
 
 
 class StudyBatches:
-    """Endless batches of (tokens, labels), torch int64 [rows, T], with the number of useful
-    tokens.
-    """
+    """Endless batches, whose tokens and labels are torch tensors, int64 [rows, T]."""
 
     def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
         self._samples = samples
         self._rows = rows
 
-    def next(self) -> tuple[Any, Any, int, int]:
-        """Return (tokens, labels, useful tokens, all tokens)."""
+    def next(self) -> Batch:
+        """Return the next batch, without a digest of its order."""
         import torch
 
         pairs = [next(self._samples) for _ in range(self._rows)]
         tokens = torch.stack([a for a, _ in pairs])
         labels = torch.stack([b for _, b in pairs])
-        return tokens, labels, int((labels != IGNORED).sum()), tokens.numel()
+        useful = int((labels != IGNORED).sum())
+        return Batch(tokens, labels, useful, tokens.numel(), order_digest=0)
 
 
-def open_arm(
-    arm: str,
-    rows: int,
-    sequence_length: int,
-    corpus: Path,
-    tokenizer: Path,
-    stores: dict[str, Path],
-):
-    """Open the batches of an arm. `stores` has the folders of the `padded` and `token-list`
-    files.
+def open_reader(run: RunSettings, inputs: Inputs) -> StudyBatches:
+    """Open the studies' batches of one of the approaches `STUDIED`. Raises UserError without the
+    package transformers.
     """
-    length = sequence_length
-    if arm == "studies' padding-free":
+    rows = run.global_batch
+    length = run.sequence_length
+    tokenizer = inputs.require("tokenizer", run, user="arm studies")
+    if run.approach == "padding-free":
         encode, bos, _ = _load_tokenizer(tokenizer)
-        texts = _read_table(corpus)["text"]
+        texts = _read_table(inputs.require("corpus", run, user="arm studies"))["text"]
         return StudyBatches(
             _stream_rows(
                 lambda i: encode(str(texts[i].as_py())),
@@ -79,25 +60,25 @@ def open_arm(
             ),
             rows,
         )
-    if arm == "studies' padded":
+    if run.approach == "padded":
         encode, _, pad = _load_tokenizer(tokenizer, padded_to=length + 1)
-        texts = _read_table(corpus)["text"]
+        texts = _read_table(inputs.require("corpus", run, user="arm studies"))["text"]
         return StudyBatches(
             _iterate_rows(lambda i: encode(str(texts[i].as_py())), count=len(texts), pad=pad), rows
         )
-    bos, pad = _read_ids(tokenizer)
-    if arm == "studies' token-list":
-        lists = _read_table(stores["token-list"])["tokens"]
+    made = read_tokenizer_manifest(tokenizer)
+    table = _read_table(inputs.require("store", run, user="arm studies"))
+    if run.approach == "token-list":
+        lists = table["tokens"]
         return StudyBatches(
             _stream_rows(
                 lambda i: lists[i].as_py()[:length],
                 count=len(lists),
-                bos=bos,
+                bos=made["bos_id"],
                 length=length,
             ),
             rows,
         )
-    table = _read_table(stores["padded"])
     ids = table["input_ids"]
     masks = table["attention_mask"]
 
@@ -105,7 +86,7 @@ def open_arm(
         masks[i].as_py()  # decoded but not used, as in the study
         return ids[i].as_py()
 
-    return StudyBatches(_iterate_rows(padded, count=len(ids), pad=pad), rows)
+    return StudyBatches(_iterate_rows(padded, count=len(ids), pad=made["pad_id"]), rows)
 
 
 def _stream_rows(
@@ -153,9 +134,15 @@ def _load_tokenizer(
     """
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
-    from transformers import PreTrainedTokenizerFast
 
-    from tokenscale.data.tokenizers.base import read_tokenizer_file, read_tokenizer_manifest
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError:
+        raise UserError(
+            "package transformers is not installed.",
+            arm="studies",
+            next="pip install transformers, or leave the arm studies out",
+        ) from None
 
     manifest = read_tokenizer_manifest(folder)
     name = "tokenizer.json" if "derived" in manifest else manifest["file"]["name"]
@@ -177,24 +164,17 @@ def _load_tokenizer(
     return lambda text: fast(text, **options)["input_ids"], bos, fast.pad_token_id
 
 
-def _read_ids(folder: Path) -> tuple[int, int]:
-    from tokenscale.data.tokenizers.base import read_tokenizer_manifest
-
-    manifest = read_tokenizer_manifest(folder)
-    return manifest["bos_id"], manifest["pad_id"]
-
-
-def _read_table(folder: Path) -> pa.Table:
+def _read_table(where: Path) -> pa.Table:
     """Read the Parquet files of a store, or of the training split of a corpus. Raises UserError for
     a missing or changed one.
     """
-    path = folder / "manifest.json"
+    path = manifest_path(where)
     manifest = read_json(path)
     files = manifest["splits"]["train"]["files"] if "splits" in manifest else manifest["files"]
     tables = []
     for file in files:
         opened = open_checked(
-            folder,
+            path.parent,
             name=file["name"],
             size=file["bytes"],
             what="data of a benchmark",

@@ -472,7 +472,7 @@ def render(facts: dict[str, Any]) -> str:
         lines.append(f"{NAMES.get(name, name):<24} {shares}")
     choice = f"use     {facts['choice']}, because {facts['reason']}"
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]
-    lines.append("time    tokenscale benchmark data --help  (reading and tokenizing, by approach)")
+    lines.append("time    snakemake tokenization  (reading and tokenizing, by approach)")
     return as_typed("\n".join(lines))
 
 

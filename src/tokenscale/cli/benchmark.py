@@ -6,7 +6,6 @@ from typing import Any
 
 #: benchmark → its purpose; the module `tokenscale.benchmark.NAME` has its options
 BENCHMARKS = {
-    "data": "tokenize and read batches, all data-loading strategies side by side",
     "storage": "write and read the same token ids in every format",
     "inference": "generate text with and without a key-value cache",
     "collectives": "time collectives between ranks: latency and bandwidth of the link",

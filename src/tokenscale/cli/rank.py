@@ -1,4 +1,4 @@
-"""Run one rank of a run, as torchrun, srun or our own launcher starts it.
+"""Run one rank of a run, or a run that only reads, as torchrun, srun or our own launcher starts it.
 
 The modules imported here are the code of a training.
 """
@@ -18,6 +18,8 @@ SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "
 
 
 if TYPE_CHECKING:
+    from tokenscale.data.batches.batch import Inputs
+    from tokenscale.settings.run import RunSettings
     from tokenscale.train.watchdog import Signals
 
 
@@ -67,16 +69,22 @@ def run(arguments: argparse.Namespace) -> int:
     place = int(os.environ.get("LOCAL_RANK", 0))
     os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
 
+    from tokenscale.settings.run import READERS, RunSettings
+
+    settings = RunSettings.from_json(arguments.settings)
+    if settings.arm in READERS:
+        from tokenscale.benchmark.reader import read
+
+        read(settings, _inputs(arguments), arguments.directory, arguments.attempt)
+        return 0
     if arguments.arm is not None:
         from tokenscale.arms.train import train as train_arm
-        from tokenscale.settings.run import RunSettings
         from tokenscale.train.watchdog import FIRST_TIMES
 
         ranks = {
             "rank": int(os.environ.get("RANK", 0)),
             "world_size": int(os.environ.get("WORLD_SIZE", 1)),
         }
-        settings = RunSettings.from_json(arguments.settings)
         more = {"attempt": arguments.attempt, **ranks}
         train_arm(
             settings,
@@ -93,28 +101,30 @@ def run(arguments: argparse.Namespace) -> int:
 
     # from the start: imports, containers and first communicators take a minute
     with Signals() as signals:
-        return _run(arguments, signals)
+        return _run(settings, arguments, signals)
 
 
-def _run(arguments: argparse.Namespace, signals: "Signals") -> int:
-    from tokenscale.cli.main import translate_errors
+def _inputs(arguments: argparse.Namespace) -> "Inputs":
     from tokenscale.data.batches.batch import Inputs
-    from tokenscale.settings.run import RunSettings
-    from tokenscale.train.loop import train
-    from tokenscale.train.parallel.preflight import check_links
-    from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause
-    from tokenscale.train.watchdog import Interrupted
 
     def folder(manifest: Path | None) -> Path | None:
         return manifest.parent if manifest else None
 
-    settings = RunSettings.from_json(arguments.settings)
-    inputs = Inputs(
+    return Inputs(
         corpus=folder(arguments.corpus),
         tokenizer=folder(arguments.tokenizer),
         store=arguments.store,  # the manifest: a store may be one file among others of its folder
         validation_store=arguments.validation_store,
     )
+
+
+def _run(settings: "RunSettings", arguments: argparse.Namespace, signals: "Signals") -> int:
+    from tokenscale.cli.main import translate_errors
+    from tokenscale.train.loop import train
+    from tokenscale.train.parallel.preflight import check_links
+    from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause
+    from tokenscale.train.watchdog import Interrupted
+
     try:
         world = join(
             settings.layout.world_size,
@@ -134,7 +144,7 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:
         with suppress(Interrupted):
             train(
                 settings,
-                inputs,
+                _inputs(arguments),
                 arguments.directory,
                 world,
                 arguments.attempt,

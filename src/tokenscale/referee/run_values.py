@@ -11,7 +11,6 @@ from fractions import Fraction
 import numpy as np
 
 from tokenscale.analysis.runs import find_shape
-from tokenscale.analysis.steps import Steps
 from tokenscale.costs.exchanges import exchanged_bytes, is_predicted
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import memory
@@ -28,7 +27,7 @@ from tokenscale.referee.expectations import (
     expect,
 )
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import OURS, RunSettings, start_step
+from tokenscale.settings.run import OURS, READERS, RunSettings, start_step
 
 #: series of steps → least ratio of a lone value to those beside it, and whether above them counts;
 #: a step may take long, and gradients of a step may be large
@@ -96,7 +95,7 @@ def _find_broken_seals(evidence: Evidence) -> Iterator[str]:
 )
 def _find_failures(evidence: Evidence) -> Iterator[str]:
     if evidence.row["status"] == "nonfinite":
-        first = _find_first_nonfinite(evidence.steps)
+        first = _find_first_nonfinite(evidence)
         where = (
             ""
             if first is None
@@ -155,8 +154,11 @@ def _find_shared_nodes(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _find_first_nonfinite(steps: Steps) -> int | None:
-    bad = (steps["nonfinite"] > 0) | (np.isnan(steps["loss_sum"]) & (steps["useful_tokens"] > 0))
+def _find_first_nonfinite(evidence: Evidence) -> int | None:
+    steps = evidence.steps
+    bad = steps["nonfinite"] > 0
+    if evidence.row.get("arm") not in READERS:
+        bad |= np.isnan(steps["loss_sum"]) & (steps["useful_tokens"] > 0)
     return int(steps["step"][bad].min()) if bad.any() else None
 
 
@@ -181,7 +183,7 @@ def _find_missing_steps(evidence: Evidence) -> Iterator[str]:
     elif evidence.row["steps_seen"] != evidence.row["steps_asked"]:
         logs = "its log" if evidence.row["external"] else "the logs of all ranks"
         yield f"{evidence.row['steps_seen']} of {evidence.row['steps_asked']} steps are in {logs}"
-    if (first := _find_first_nonfinite(evidence.steps)) is not None:
+    if (first := _find_first_nonfinite(evidence)) is not None:
         # of another program, lines are taken as steps
         place = f"line {first + 1} of its losses" if evidence.row["external"] else f"step {first}"
         yield f"loss or gradient not finite at {place}"
@@ -301,7 +303,8 @@ def _find_excess_useful_tokens(evidence: Evidence) -> Iterator[str]:
     word="invalid",
 )
 def _find_other_samples(evidence: Evidence) -> Iterator[str]:
-    _ = evidence.settings
+    if evidence.settings.arm == "studies":
+        raise NotCheckedError("the studies' readers have an order and rows of their own")
     if isinstance(counted := evidence.recount.counted, str):
         raise NotCheckedError(counted)
     place = np.searchsorted(evidence.steps.numbers, counted.steps)

@@ -8,6 +8,7 @@ import numpy as np
 from tokenscale.analysis.tables import WARM_UP_STEPS
 from tokenscale.referee.expectations import TOO_NOISY, Evidence, NotCheckedError, expect
 from tokenscale.referee.statistics import measure_spread
+from tokenscale.settings.run import READERS
 
 #: fewest measured steps whose course is judged, fewest in a part of them, and least share of them
 #: in a part
@@ -79,6 +80,8 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
     limit = max(SPREADS * measure_spread(log), math.log(LEAST_RATIO))
     longer = log - np.median(log) > max(limit, math.log(SINGLE_RATIO))
     share = (took[longer] - np.median(took)).sum() / took.sum()
+    if evidence.row.get("arm") in READERS:
+        raise NotCheckedError("what only reads takes batches from blocks, which it reads at once")
     if share > SINGLE_SHARE:
         first = np.flatnonzero(longer)[0]
         times = f"step {number[first]} is {took[first] / np.median(took):,.0f}× the median"

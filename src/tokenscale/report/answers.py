@@ -683,12 +683,11 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
         worlds = sorted(set(pairs["other_world_size"]) - set(base))
         text = _AGREE[part["kind"]].format(worlds=_list_numbers(worlds), base=_list_numbers(base))
         largest = pairs["largest_loss_difference"].max()
-        losses = (
-            "bit-identical losses"
-            if largest == 0
-            else f"losses within rounding ({_nats(largest, digits=1)} nats)"
-        )
-        text += f": equal samples and useful tokens at every step, {losses}"
+        text += ": equal samples and useful tokens at every step"
+        if largest == 0:
+            text += ", bit-identical losses"
+        elif largest > 0:  # what only reads has none
+            text += f", losses within rounding ({_nats(largest, digits=1)} nats)"
         spread = f"exact counts of {paired_comparisons.in_pairs(len(pairs))}"
         found.append({"part": "data", "text": text, "spread": spread, "verdict": PROVEN})
     return found

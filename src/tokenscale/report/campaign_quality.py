@@ -106,6 +106,8 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
         pairs = order[order["kind"] == kind]
         if kind == RESUMED and pairs.empty:  # few experiments resume
             continue
+        if len(pairs) and pairs["largest_loss_difference"].isna().all():  # of runs that only read
+            true = _SAME
         pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
         proven = int((pairs["finding"] == "proven").sum())
         if pairs.empty:
@@ -164,11 +166,8 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
         [
             *(a, b, str(w) if w == v else f"{w} and {v}", str(len(group))),
             f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
-            *(
-                "yes" if group[column].all() else "no"
-                for column in ("same_useful_tokens", "losses_identical")
-            ),
-            f"{group['largest_loss_difference'].max():.2g}",
+            "yes" if group["same_useful_tokens"].all() else "no",
+            *_compare_losses(group),
             "; ".join(dict.fromkeys(group["finding"])),
         ]
         for (a, b, w, v), group in pairs.groupby(
@@ -180,6 +179,16 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
         rows=rows,
         caption="Digests name the samples of a step by their numbers, not their content.",
     )
+
+
+def _compare_losses(pairs: pd.DataFrame) -> tuple[str, str]:
+    """Return whether losses are bit-identical, and their largest difference; dashes of runs that only
+    read.
+    """
+    if pairs["largest_loss_difference"].isna().all():
+        return "–", "–"
+    identical = "yes" if pairs["losses_identical"].all() else "no"
+    return identical, f"{pairs['largest_loss_difference'].max():.2g}"
 
 
 def of_canary(runs: pd.DataFrame, planned: Mapping[str, int | None]) -> pd.Series:

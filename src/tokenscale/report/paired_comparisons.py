@@ -26,6 +26,7 @@ from tokenscale.referee import comparability, statistics
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns
 from tokenscale.settings.experiments import COMPARISONS
+from tokenscale.settings.run import READERS
 
 #: the verdict where no data from so few pairs could reach a small p
 TOO_FEW = "too few runs"
@@ -568,7 +569,9 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
             kind = "validation" if c.pair.quantity == LOSS else "training"
             text = f"{of} ends at {ratio}× the {kind} loss of {over}"
         else:
-            text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
+            reads = any(f"arm={arm}" in c.pair.of for arm in READERS)
+            verb = "reads" if reads else "trains on"
+            text = f"{of} {verb} {ratio}× as many useful tokens per second as {over}{parity}"
         spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))
         if loss and r.n:
             spread += f", {_describe_nats(c.result.effect)}"

@@ -1,4 +1,4 @@
-"""Settings of the benchmarks of data, storage and inference that an experiment may have."""
+"""Settings of the benchmarks of storage and inference that an experiment may have."""
 
 import itertools
 from collections.abc import Iterator
@@ -10,25 +10,6 @@ from tokenscale.settings.registry import FORMATS, TOKEN_FORMATS
 from tokenscale.settings.run import RunSettings
 
 Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
-
-
-@settings_class
-class DataBenchmarkSettings:
-    """Benchmark of tokenizing and reading in isolation: interleaved arms on one core."""
-
-    sequence_length: int = option(1024, description="tokens per sequence", ge=8)
-    rows: int = option(8, description="sequences per batch", ge=1)
-    batches: int = option(16, description="batches per arm and round", ge=1)
-    rounds: int = option(5, description="rounds; every arm runs once per round", ge=1)
-    workers: tuple[int, ...] = option(
-        (), description="numbers of DataLoader worker processes to measure, such as [0, 2]"
-    )
-    engines: tuple[Engine, ...] = option(
-        ("tokenizers",), description="further engines for tokenizing, if installed and exact"
-    )
-    studies: bool = option(
-        False, description="true: the loaders of the source studies are measured, too"
-    )
 
 
 @settings_class

@@ -23,7 +23,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
 from tokenscale.settings import extensions
 from tokenscale.settings.registry import FORMATS, TOKENIZERS
-from tokenscale.settings.run import OURS, RunSettings
+from tokenscale.settings.run import OURS, READERS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: SQL files that `analysis/queries.py` loads for every query
@@ -44,6 +44,7 @@ TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
 TEXT_DOOR = "tokenscale.data.stores.text"
 LIBRARY = "tokenscale.train.models.library"
 ARM = "tokenscale.arms.train"
+READER = "tokenscale.benchmark.reader"
 #: the same of one importer alone: (importer, imported)
 NOT_FOLLOWED = {
     ("tokenscale.train.evaluation.held_out", TOKENIZER_LOADER),
@@ -83,7 +84,7 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
         named = filter(extensions.is_reference, (extension.name, *extension.facts.values()))
         variants += [extensions.module_of(name) for name in (extension.name, *named)]
     if run.arm != OURS:
-        variants.append(ARM)
+        variants.append(READER if run.arm in READERS else ARM)
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TEXT_DOOR, TOKENIZERS[run.tokenizer.kind].module]
     if run.model.transformers is not None:
@@ -206,7 +207,7 @@ def _closure(module: str) -> frozenset[Path]:
         todo += (
             found
             for found in imports
-            if found not in (ONLINE, LIBRARY, ARM) and (name, found) not in NOT_FOLLOWED
+            if found not in (ONLINE, LIBRARY, ARM, READER) and (name, found) not in NOT_FOLLOWED
         )
     return frozenset().union(*files.values())
 

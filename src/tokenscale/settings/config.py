@@ -15,12 +15,10 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings import experiments as design
 from tokenscale.settings import machine, options
-from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.data import (
     FILE_LISTS,
     CorpusSettings,
     SourceSettings,
-    StoreSettings,
     TokenizerSettings,
 )
 from tokenscale.settings.experiments import BASE_SCALE, SCALES, Experiment, Run, merge_settings
@@ -48,7 +46,7 @@ from tokenscale.settings.options import (
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import CONFIG_FILE, Call, list_texts, load_profile
 from tokenscale.settings.registry import TOKENIZERS, list_figures
-from tokenscale.settings.run import GPU, OURS, RunSettings, parse_run_id
+from tokenscale.settings.run import GPU, OURS, READERS, RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 
 #: target of all experiments' figures and one report; also stands for all their names
@@ -549,7 +547,7 @@ class Config:
         return replace(experiment, figures=tuple(list_figures(experiment.figures)))
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
-        """Return an experiment with `corpus` in runs and benchmarks, and BPE tokenizers trained on
+        """Return an experiment with `corpus` in runs and benchmark, and BPE tokenizers trained on
         it.
 
         Raises UserError for an experiment that compares corpora, and for the tokenizer `numbers`,
@@ -562,12 +560,10 @@ class Config:
                 "the experiment compares corpora.", file=file, key="factors.corpus", next=next_step
             )
         swap = partial(self._replace_tokenizer, corpus, file)
-        changes: dict[str, Any] = {
-            f"{kind}_benchmark": replace(
-                one, corpus=corpus, tokenizer=swap(f"{kind}_benchmark", one.tokenizer)
-            )
-            for kind, one in experiment.benchmarks.items()
-        }
+        changes: dict[str, Any] = {}
+        if (one := experiment.storage_benchmark) is not None:
+            tokenizer = swap("storage_benchmark", one.tokenizer)
+            changes["storage_benchmark"] = replace(one, corpus=corpus, tokenizer=tokenizer)
         if experiment.has_runs:
             own = (
                 {"tokenizer": swap("runs", experiment.runs["tokenizer"])}
@@ -786,12 +782,12 @@ class Config:
                 key="runs",
             )
         options.raise_errors(errors, file=file)
-        if run.arm != OURS and run.arm not in self._arms:
+        if run.arm not in (OURS, *READERS, *self._arms):
             errors.append(
                 unknown(
                     "arm",
                     word=run.arm,
-                    words=[OURS, *self._arms],
+                    words=[OURS, *READERS, *self._arms],
                     key="runs.arm",
                 )
             )
@@ -872,7 +868,8 @@ class Config:
 
     def list_corpora(self, names: Iterable[str]) -> list[str]:
         """Return the sorted names of the corpora that the experiments read."""
-        found = {b.corpus for name in names for b in self.experiment(name).benchmarks.values()}
+        benchmarks = (self.experiment(name).storage_benchmark for name in names)
+        found = {benchmark.corpus for benchmark in benchmarks if benchmark is not None}
         return sorted(
             found
             | {
@@ -898,11 +895,6 @@ class Config:
                         (corpus.name, settings.tokenizer.name, store.directory)
                         for corpus in corpora
                     }
-        for benchmark in filter(None, (self.experiment(name).data_benchmark for name in names)):
-            directories = [store.directory for store in list_benchmark_stores(benchmark.settings)]
-            found |= {
-                (benchmark.corpus, benchmark.tokenizer, directory) for directory in directories
-            }
         return sorted(found)
 
     def relevant_values(self, name: str) -> dict[str, Any]:
@@ -918,7 +910,7 @@ class Config:
             corpora |= {corpus.name for corpus in run.corpora}
             mixtures |= {run.corpus.name} if run.mixture is not None else set()
             tokenizers.add(run.tokenizer.name)
-        for benchmark in self.experiment(name).benchmarks.values():
+        if (benchmark := self.experiment(name).storage_benchmark) is not None:
             corpora.add(benchmark.corpus)
             tokenizers.add(benchmark.tokenizer)
         tokenizers = {self._replaced_tokenizers.get(t, t) for t in tokenizers}
@@ -981,7 +973,7 @@ class Config:
         return [
             (run.run_id, ours.run_id)
             for run, ours in pairs
-            if run.settings.arm != OURS and ours is not None
+            if run.settings.arm not in (OURS, *READERS) and ours is not None
         ]
 
 
@@ -1040,23 +1032,6 @@ def _name_part(value: object) -> str:
     if isinstance(value, str):
         return "+".join(quote(part, safe="") for part in value.split("/"))
     return sha256_text(canonical_json(value))[:12]
-
-
-def list_benchmark_stores(settings: DataBenchmarkSettings) -> list[StoreSettings]:
-    """Return the token stores that the data benchmark reads."""
-    length = settings.sequence_length
-    stores = [
-        StoreSettings("padded", sequence_length=length),
-        StoreSettings("token-list"),
-        StoreSettings("packed", sequence_length=length),
-        StoreSettings("lengths"),
-    ]
-    if settings.studies:
-        stores += [
-            StoreSettings("padded", sequence_length=length, codec="snappy", dtype="int64"),
-            StoreSettings("token-list", codec="snappy", dtype="int64"),
-        ]
-    return stores
 
 
 def load_config(

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.benchmarks import (
-    DataBenchmarkSettings,
     InferenceBenchmarkSettings,
     StorageBenchmarkSettings,
 )
@@ -63,34 +62,19 @@ SCALES = (BASE_SCALE, "workstation", "alps", "study", "campaign")
 
 
 @settings_class
-class Benchmark:
-    """Benchmark of a corpus and a tokenizer, as part of an experiment."""
+class StorageBenchmark:
+    """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
 
     corpus: str = option("docstrings", description="name of a corpus in config.yaml")
     tokenizer: str = option("tekken", description="name of a tokenizer in config.yaml")
+    settings: StorageBenchmarkSettings = option(
+        StorageBenchmarkSettings, description="storage formats and size of the measurement"
+    )
 
     @property
     def id(self) -> str:
         """Name of the result file; experiments with equal settings share it."""
         return f"{self.corpus}-{self.tokenizer}-{sha256_text(canonical_json(to_dict(self)))[:8]}"
-
-
-@settings_class
-class DataBenchmark(Benchmark):
-    """Benchmark of tokenizing and reading in isolation, as part of an experiment."""
-
-    settings: DataBenchmarkSettings = option(
-        DataBenchmarkSettings, description="size of the measurement"
-    )
-
-
-@settings_class
-class StorageBenchmark(Benchmark):
-    """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
-
-    settings: StorageBenchmarkSettings = option(
-        StorageBenchmarkSettings, description="storage formats and size of the measurement"
-    )
 
 
 @settings_class
@@ -230,9 +214,6 @@ class Experiment:
         "final loss of any run",
         gt=0,
     )
-    data_benchmark: DataBenchmark | None = option(
-        None, description="also benchmark tokenizing and reading in isolation"
-    )
     storage_benchmark: StorageBenchmark | None = option(
         None, description="also benchmark token stores: bytes, writing and reading"
     )
@@ -252,29 +233,20 @@ class Experiment:
     )
 
     @property
-    def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
-        """Kind (data, storage) → benchmark."""
-        found = {kind: getattr(self, f"{kind}_benchmark") for kind in ("data", "storage")}
-        return {kind: benchmark for kind, benchmark in found.items() if benchmark is not None}
-
-    @property
     def has_runs(self) -> bool:
         """False for an experiment with a benchmark, but without `runs` and `factors`."""
-        return bool(self.runs or self.factors or not self.benchmarks)
+        return bool(self.runs or self.factors or self.storage_benchmark is None)
 
     def benchmark_files(self, name: str) -> list[str]:
         """Return the result files of the benchmarks. `name` of the experiment is the inference
         benchmark's name.
         """
-        found = [
-            f"results/benchmarks/{kind}/{benchmark.id}.json"
-            for kind, benchmark in self.benchmarks.items()
-        ]
-        return found + (
-            [f"results/benchmarks/inference/{name}.json"]
-            if self.inference_benchmark is not None
-            else []
-        )
+        found = []
+        if self.storage_benchmark is not None:
+            found.append(f"results/benchmarks/storage/{self.storage_benchmark.id}.json")
+        if self.inference_benchmark is not None:
+            found.append(f"results/benchmarks/inference/{name}.json")
+        return found
 
 
 def describe_repeats(experiment: Experiment) -> str:
@@ -436,9 +408,9 @@ def find_errors(
     used += [("figure", figures, (*FIGURES, *ALIASES), "figures")]
     # a misspelt level would be found where `primary` or `left_out` names it
     used.append(("approach", _list_levels(experiment, key="approach"), BATCHES, "factors.approach"))
-    for kind, benchmark in experiment.benchmarks.items():
+    if (benchmark := experiment.storage_benchmark) is not None:
         used += [
-            (w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}")
+            (w, (getattr(benchmark, w),), names, f"storage_benchmark.{w}")
             for w, names in known.items()
         ]
     for word, found, names, key in used:

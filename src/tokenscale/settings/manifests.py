@@ -2,7 +2,7 @@
 rules.
 """
 
-from tokenscale.settings.run import OURS, RunSettings
+from tokenscale.settings.run import OURS, READERS, RunSettings
 
 corpus_manifest = "results/corpus/{}/manifest.json".format
 #: manifest of a corpus's records files, which approaches that tokenize read
@@ -37,6 +37,6 @@ def list_manifests(run: RunSettings) -> dict[str, str]:
     for role in ("store", "validation_store"):
         if (store := getattr(run, role)) is not None:
             found[role] = (mixture_manifest if mixed else store_manifest)(*names, store.directory)
-    if run.arm != OURS:
+    if run.arm not in (OURS, *READERS):
         found["arm"] = arm_record(run.arm)
     return found

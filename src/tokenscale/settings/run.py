@@ -32,6 +32,12 @@ from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
 OURS = "tokenscale"
+#: arms that only read: this project's readers, those of the source studies, and copies of batches
+#: in memory, which no reader can be faster than
+READERS = ("reader", "studies", "memcpy")
+#: approaches that the source studies have readers for, and how their files are stored
+STUDIED = ("padded", "padding-free", "pretokenized-padded", "token-list")
+STUDIED_STORAGE = StorageSettings("snappy", dtype="int64")
 #: approaches of this project
 APPROACHES = tuple(BATCHES)
 
@@ -219,6 +225,21 @@ class ProfileSettings:
     steps: int = option(0, description="steps in the trace; 0: no trace", ge=0)
 
 
+@settings_class
+class ReaderSettings:
+    """How an arm that only reads opens its files."""
+
+    cold: bool = option(
+        False, description="drop the files from the page cache before they are opened"
+    )
+    workers: int | None = option(
+        None,
+        description="worker processes of torch's DataLoader; null: read without a DataLoader",
+        ge=0,
+        le=MOST,
+    )
+
+
 #: attention kernels that are one back end of torch's scaled_dot_product_attention
 SDPA_BACKENDS = ("sdpa-flash", "sdpa-fa3", "sdpa-cudnn")
 #: other words for the device `auto`, which is what ids and records hold
@@ -265,8 +286,12 @@ class RunSettings:
         "wherever a sequence ends",
     )
     arm: str = option(
-        OURS, description="trainer: tokenscale, or a folder in arms/", pattern=NAME_PATTERN
+        OURS,
+        description="trainer: tokenscale, or a folder in arms/; reader, studies and memcpy only read "
+        "batches, as this project, as the source studies and from memory",
+        pattern=NAME_PATTERN,
     )
+    reader: ReaderSettings = option(ReaderSettings, description="how an arm that only reads does it")
     global_batch: int = option(
         8,
         description="global batch size: sequences per optimizer step, over all ranks",
@@ -404,6 +429,8 @@ class RunSettings:
         if approach is not None and approach.order:
             science["order"] = approach.order
         digest = sha256_text(canonical_json(science))
+        if self.arm in READERS:
+            return f"{self.arm}-{self.approach}-w1-{digest[:10]}"
         trainer = self.approach if self.arm == OURS else self.arm
         if EXTENSION_NAME.fullmatch(trainer):
             trainer = trainer.rpartition(".")[0]
@@ -418,7 +445,8 @@ class RunSettings:
         if store_format is None:
             return None
         own = {"sequence_length": self.sequence_length, "eos": self.eos, "packing": self.packing}
-        values = vars(self.storage) | own
+        storage = STUDIED_STORAGE if self.arm == "studies" else self.storage
+        values = vars(storage) | own
         known = FORMATS[store_format].options
         return StoreSettings(
             store_format, **{name: value for name, value in values.items() if name in known}
@@ -484,7 +512,13 @@ class RunSettings:
         """Whether the tokenizer's folder is an input: to tokenize, for its special ids, or to save
         it.
         """
-        return self.reads_text or OBJECTIVES[self.objective].special_ids or self.keeps_weights
+        marks = self.arm == "studies"  # documents by their BOS, also where their ids are stored
+        return (
+            self.reads_text
+            or OBJECTIVES[self.objective].special_ids
+            or self.keeps_weights
+            or marks
+        )
 
     @property
     def reads_text(self) -> bool:
@@ -514,8 +548,12 @@ class RunSettings:
         if self.optimizer.moments != "weights" and self.precision != "bf16-true":
             text = f"precision {self.precision} has fp32 weights, and moments like them"
             yield "optimizer.moments", text
-        if self.arm != OURS:
+        if self.arm in READERS:
+            yield from self._reader_problems()
+        elif self.arm != OURS:
             yield from self._arm_problems()
+        if self.arm not in READERS and self.reader != ReaderSettings():
+            yield "reader", f"arm {self.arm} trains: use arm reader"
 
     def _model_problems(self) -> Iterator[tuple[str, str]]:
         positions = self.model.maximum_positions
@@ -528,7 +566,8 @@ class RunSettings:
 
     def _budget_problems(self) -> Iterator[tuple[str, str]]:
         warmup = self.schedule.warmup_steps
-        if self.budget.kind == "steps" and warmup > self.budget.steps:
+        trains = self.arm not in READERS
+        if trains and self.budget.kind == "steps" and warmup > self.budget.steps:
             text = f"{warmup} is more than budget.steps = {self.budget.steps}"
             yield "schedule.warmup_steps", text
         budgets = [name for name in BUDGETS if getattr(self.budget, name) is not None]
@@ -576,6 +615,34 @@ class RunSettings:
             yield "packing", f"approach {self.approach} does not pack documents"
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             yield "storage.codec_level", f"codec {self.storage.codec} has no level"
+
+    def _reader_problems(self) -> list[tuple[str, str]]:
+        """Settings that a run has no use for which reads its batches in one process, and learns
+        nothing.
+        """
+        reads = f"arm {self.arm} only reads"
+        theirs = self.arm == "studies"
+        rules = [
+            ("budget", self.budget.kind != "steps", f"{reads}: set budget.steps"),
+            ("layout", self.layout != LayoutSettings(), f"{reads}, in one process"),
+            ("validation.rows", self.validation.rows > 0, f"{reads}: set it to 0"),
+            ("checkpoints", self.keeps_weights, f"{reads}, and has no weights"),
+            ("profile", self.profile != ProfileSettings(), f"{reads}: nothing is profiled"),
+            ("resume_from", self.resume_from is not None, reads),
+            ("prefetch", bool(self.prefetch), f"{reads}: use reader.workers"),
+            (
+                "approach",
+                theirs and self.approach not in STUDIED,
+                f"the studies have {', '.join(STUDIED)}",
+            ),
+            (
+                "reader.workers",
+                self.reader.workers is not None and self.arm != "reader",
+                f"arm {self.arm} reads without a DataLoader",
+            ),
+            ("reader.cold", self.reader.cold and self.arm == "memcpy", "memory is never cold"),
+        ]
+        return [(name, text) for name, wrong, text in rules if wrong]
 
     def _arm_problems(self) -> list[tuple[str, str]]:
         """Settings that no other trainer takes: it gets weights, batches, learning rates and the

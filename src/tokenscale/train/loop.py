@@ -89,7 +89,7 @@ class Training:
         self.attempt = attempt
         self.signals = signals or Signals()
         folder = directory / f"attempt={attempt:02d}"
-        self.launched = record.launched(folder)
+        self.launched = provenance.launched(folder)
         self.writer = Writer(folder / f"rank={world.rank:05d}")
         self.watch = Watchdog(self.writer.directory / "stacks.txt", limit_s=hang_s)
         started = self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
@@ -504,7 +504,7 @@ class Training:
             provenance.seal_record(
                 self.directory,
                 record=self.running,
-                outcome=outcome | {"logs": record.log_hashes(self.directory)},
+                outcome=outcome | {"logs": provenance.log_hashes(self.directory)},
             )
             if stopped is None:
                 self.checkpoints.forget()

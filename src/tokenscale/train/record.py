@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import tokenscale
-from tokenscale.base.files import read_record, sha256_file
+from tokenscale.base.files import sha256_file
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token
 from tokenscale.data.batches.batch import Batch
 from tokenscale.runs.records import provenance
@@ -24,12 +24,6 @@ from tokenscale.train import profiling
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import PARTS, HostTimer
 from tokenscale.train.trainer import StepResult
-
-
-def launched(attempt_directory: Path) -> dict[str, Any]:
-    """Return the facts that the launcher wrote for this attempt: digests of its code and inputs."""
-    prepared = attempt_directory / "attempt.json"
-    return read_record(prepared, what="attempt's record") if prepared.is_file() else {}
 
 
 def start(
@@ -85,12 +79,6 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
         objective=run.objective,
     )
     return {"flops_per_token": counted | {"hardware": repeated}, "number_format": run.number_format}
-
-
-def log_hashes(directory: Path) -> dict[str, str]:
-    """Return the hashes of the logs of all attempts: a resumed run's series is theirs together."""
-    files = sorted(directory.glob("attempt=*/rank=*/*.jsonl"))
-    return {str(f.relative_to(directory)): sha256_file(f) for f in files}
 
 
 def changed_code(record: dict[str, Any]) -> list[str]:

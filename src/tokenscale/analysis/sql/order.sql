@@ -15,7 +15,7 @@ WITH comparable AS (
     SELECT run_id, approach, series, factors, layout, world_size, micro_batch, science, repeat, resumed_at,
         if(compression = 'bf16', 'bf16', precision) AS rounding
     FROM runs
-    WHERE validity IN ('valid', 'suspect')
+    WHERE validity IN ('valid', 'suspect') AND arm IS DISTINCT FROM 'studies'  -- which read in an order of their own
 ),
 pairs AS (
     SELECT * FROM reference_pairs

@@ -25,7 +25,7 @@ from tokenscale.settings import manifests
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, REPLICATION, REPORT, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.experiments import Run, digest_design
+from tokenscale.settings.experiments import Run, StorageBenchmark, digest_design
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
 from tokenscale.settings.run import RunSettings, parse_run_id
@@ -141,13 +141,10 @@ class Targets:
         return found
 
     @cached_property
-    def benchmarks(self) -> dict[str, dict[str, Any]]:
-        """Kind → id → measurement, which experiments share as they share runs."""
-        found: dict[str, dict[str, Any]] = {"data": {}, "storage": {}}
-        for name in self._usable:
-            for kind, benchmark in self.config.experiment(name).benchmarks.items():
-                found[kind][benchmark.id] = benchmark
-        return found
+    def storage_benchmarks(self) -> dict[str, StorageBenchmark]:
+        """Id → benchmark, which experiments share as they share runs."""
+        found = (self.config.experiment(name).storage_benchmark for name in self._usable)
+        return {benchmark.id: benchmark for benchmark in found if benchmark is not None}
 
     def _report_name(self, experiments: Sequence[str]) -> str:
         return Path(self.config.report_folder(experiments)).name
@@ -318,16 +315,16 @@ class Targets:
             raise UserError(f"no experiment has a run {run_id}.", folder=folder, next=hint)
         return self.runs[run_id].settings
 
-    def benchmark_of(self, kind: str, identity: str) -> Any:
-        """Return a measurement of data or storage. Raises UserError if no experiment has it."""
-        if identity not in self.benchmarks[kind]:
-            near = find_nearest(identity, words=self.benchmarks[kind])
+    def storage_benchmark_of(self, identity: str) -> StorageBenchmark:
+        """Return the benchmark with this id. Raises UserError if no experiment has it."""
+        if identity not in self.storage_benchmarks:
+            near = find_nearest(identity, words=self.storage_benchmarks)
             raise UserError(
-                f"no experiment has a {kind} benchmark {identity}.",
+                f"no experiment has a storage benchmark {identity}.",
                 folder=self.config.settings.experiments_folder,
                 next=f"did you mean {near}?" if near else "snakemake -n -p lists them",
             )
-        return self.benchmarks[kind][identity]
+        return self.storage_benchmarks[identity]
 
     def run_inputs(self, run_id: str) -> dict[str, str | list[str]]:
         """Return the manifests that a run reads by role, and what provides the state that it

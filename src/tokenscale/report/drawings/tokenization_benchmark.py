@@ -103,7 +103,7 @@ class TokenizationBenchmark(Figure):
         rounds = self.rows.groupby("arm")["round"].nunique()
         every = order_series(self.rows["arm"])
         names = [name for name in every if not name.startswith(STUDIES)] or every
-        caption = "Medians over rounds."
+        caption = "Medians over repeats."
         if len(names) < len(every):
             caption += " The CSV also has the source studies' arms."
         rows = [
@@ -164,29 +164,30 @@ class TokenizationBenchmark(Figure):
             )
         first = rows.iloc[0]
         n = int(rows.groupby("arm")["round"].nunique().max())
+        runs = rows["run_id"].notna().any()
+        one = "run" if runs else "round"
+        of_arm = "run" if runs else "interleaved round"
         cold = (
             "; those called cold after their files were dropped from it"
             if (rows["cache"] == "cold").any()
             else ""
         )
-        one = (
-            "one process"
-            if rows["workers"].isna().all()
-            else "one process but for the workers of a DataLoader"
-        )
+        processes = "one process each" if runs else "one process"
+        if rows["workers"].notna().any():
+            processes += " but for the workers of a DataLoader"
         unnamed = rows[rows["engine"].notna() & rows["arm"].isin([online for online, _ in _TWINS])]
         engine = (
             f" (engine {unnamed['engine'].iloc[0]} where none is named)" if len(unnamed) else ""
         )
         text = (
-            "Reading without training: each dot is a round, each bar the median of an arm, the "
+            f"Reading without training: each dot is a {one}, each bar the median of an arm, the "
             "dotted line a copy of "
             f"ready batches in memory. {self.drawn['arm'].nunique()} of "
             f"{self.arms['arm'].nunique()} arms are drawn; "
             f"the CSV has all. Batches have {first['rows']} × {first['sequence_length']} tokens, "
-            f"{int(rows['batches'].min())} or more a round, with "
-            f"{captions.count(n, 'interleaved round')} an arm "
-            f"({rows['cache'].mode().get(0, 'unstated')} file cache{cold}, {one}); corpus "
+            f"{int(rows['batches'].min())} or more a {one}, with "
+            f"{captions.count(n, of_arm)} an arm "
+            f"({rows['cache'].mode().get(0, 'unstated')} file cache{cold}, {processes}); corpus "
             f"{first['corpus']}, tokenizer "
             f"{first['tokenizer']}{engine}. Opening is timed once a run: online arms load the "
             "tokenizer, and Parquet "
@@ -197,7 +198,7 @@ class TokenizationBenchmark(Figure):
         text += self._break_even() + captions.explain_left_out(
             self.first[self.first["left_out"].notna()], column="arm"
         )
-        return text + captions.describe_spread(self.groups(), one="round", cell="an arm")
+        return text + captions.describe_spread(self.groups(), one=one, cell="an arm")
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time

@@ -187,9 +187,8 @@ def write_log(
     for step in steps:
         writer.step(**step)
     writer.close()
-    logs = sorted(writer.directory.glob("*.jsonl"))
     record = {"schema": 1, "run_id": folder.name, "attempt": 0, "external": facts, "log": log}
-    hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in logs}
+    hashes = provenance.log_hashes(folder)
     outcome = {"status": "complete", "steps": facts["steps"], "logs": hashes}
     provenance.seal_record(folder, record, outcome)
 

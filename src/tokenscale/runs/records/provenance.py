@@ -21,6 +21,8 @@ from tokenscale.base.facts import unknown_fact
 from tokenscale.base.files import (
     is_sealed,
     read_json,
+    read_record,
+    sha256_file,
     sha256_text,
     write_json,
     write_sealed,
@@ -298,6 +300,12 @@ def find_designs(directory: Path) -> dict[str, str]:
     return {}
 
 
+def launched(attempt_directory: Path) -> dict[str, Any]:
+    """Return the facts that the launcher wrote for this attempt: digests of its code and inputs."""
+    prepared = attempt_directory / "attempt.json"
+    return read_record(prepared, what="attempt's record") if prepared.is_file() else {}
+
+
 def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
     """Write `<directory>/run.json` with common facts added to `record`, and what changed in the
     working tree.
@@ -319,6 +327,12 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
     }
     write_json(directory / "run.json", value=full)
     return full
+
+
+def log_hashes(directory: Path) -> dict[str, str]:
+    """Return the hashes of the logs of all attempts: a resumed run's series is theirs together."""
+    files = sorted(directory.glob("attempt=*/rank=*/*.jsonl"))
+    return {str(f.relative_to(directory)): sha256_file(f) for f in files}
 
 
 def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
