@@ -24,6 +24,7 @@ from tokenscale.base.files import canonical_json, read_json, sha256_text, write_
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.external import ExternalRun
+from tokenscale.runs.records.provenance import log_hashes
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -35,7 +36,6 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.runs.records.provenance import log_hashes
 
 STEPS = 80
 BATCH = 6

@@ -151,9 +151,7 @@ def _enlarge(corpus: Path, size: int, folder: Path) -> Path:
     return folder
 
 
-def _build_run(
-    settings: Settings, approach: str, tokenizer_directory: Path
-) -> RunSettings:
+def _build_run(settings: Settings, approach: str, tokenizer_directory: Path) -> RunSettings:
     tokenizer = read_tokenizer_manifest(tokenizer_directory)
     run = RunSettings(
         tokenizer=TokenizerSettings(name=tokenizer["name"], kind=tokenizer["kind"]),

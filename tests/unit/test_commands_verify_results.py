@@ -11,11 +11,11 @@ from tokenscale.cli import main as cli
 from tokenscale.cli.verify import verify_results
 from tokenscale.runs.launch.attempts import mark_end
 from tokenscale.runs.records import provenance
+from tokenscale.runs.records.provenance import log_hashes
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import Piece, State, commit, write_rank
-from tokenscale.runs.records.provenance import log_hashes
 
 RUN = "packed-tiny-single-w1-0123456789"
 

@@ -1,11 +1,10 @@
 """Operating-system services for benchmarks: cores, memory and the page cache."""
 
 import ctypes
-import gc
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 

@@ -24,7 +24,7 @@ from tokenscale.settings.run import RunSettings
 
 
 class StudyBatches:
-    """Endless batches, whose tokens and labels are torch tensors, int64 [rows, T]."""
+    """Endless batches."""
 
     def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
         self._samples = samples
@@ -38,7 +38,7 @@ class StudyBatches:
         tokens = torch.stack([a for a, _ in pairs])
         labels = torch.stack([b for _, b in pairs])
         useful = int((labels != IGNORED).sum())
-        return Batch(tokens, labels, useful, tokens.numel(), order_digest=0)
+        return Batch(tokens.numpy(), labels.numpy(), useful, tokens.numel(), order_digest=0)
 
 
 def open_reader(run: RunSettings, inputs: Inputs) -> StudyBatches:

@@ -32,8 +32,8 @@ def open_loader(run: RunSettings, inputs: Inputs) -> Callable[[], Batch]:
     def take() -> Batch:
         batch = next(batches)
         return Batch(
-            batch["input_ids"],
-            batch["labels"],
+            batch["input_ids"].numpy(),
+            batch["labels"].numpy(),
             batch["useful_tokens"],
             batch["total_tokens"],
             batch["order_digest"],

@@ -291,7 +291,9 @@ class RunSettings:
         "batches, as this project, as the source studies and from memory",
         pattern=NAME_PATTERN,
     )
-    reader: ReaderSettings = option(ReaderSettings, description="how an arm that only reads does it")
+    reader: ReaderSettings = option(
+        ReaderSettings, description="how an arm that only reads does it"
+    )
     global_batch: int = option(
         8,
         description="global batch size: sequences per optimizer step, over all ranks",
@@ -514,10 +516,7 @@ class RunSettings:
         """
         marks = self.arm == "studies"  # documents by their BOS, also where their ids are stored
         return (
-            self.reads_text
-            or OBJECTIVES[self.objective].special_ids
-            or self.keeps_weights
-            or marks
+            self.reads_text or OBJECTIVES[self.objective].special_ids or self.keeps_weights or marks
         )
 
     @property
