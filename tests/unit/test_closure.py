@@ -105,7 +105,14 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
 
 def test_what_some_runs_load_by_name_is_no_code_of_others():
     of_packed = names(training_code(RunSettings(approach="packed")))
-    assert not of_packed & set(map(name_file, (ONLINE, closure.LIBRARY, closure.ARM)))
+    others = (ONLINE, closure.LIBRARY, closure.ARM, closure.READER)
+    assert not of_packed & set(map(name_file, others))
+    of_reader = names(training_code(RunSettings(approach="packed", arm="reader")))
+    assert "benchmark/reader.py" in of_reader and not {
+        file
+        for file in of_reader
+        if file.startswith(("train/models/", "train/loop", "train/trainer"))
+    }
     for importer, imported in closure.NOT_FOLLOWED:
         files = names(import_closure(importer))
         assert name_file(importer) in files and name_file(imported) not in files, importer
@@ -153,7 +160,8 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(import_closure("tokenscale.cli.rank", *_variants(BATCHES[approach])))
+    trains = ("tokenscale.cli.rank", closure.TRAINER, closure.LINKS)
+    code = names(import_closure(*trains, *_variants(BATCHES[approach])))
     assert found and found - code <= {
         "base/errors.py",
         "settings/registry.py",

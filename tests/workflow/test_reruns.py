@@ -138,17 +138,16 @@ ROOMS = [
     ("settings/options.py", CORPUS),
     ("settings/run.py", BENCHMARK | RUNS),
     ("costs/peaks.py", BOTH),  # what a device can do stands beside every run
-    ("data/order/packing.py", STORES | {"pretokenize": 2}),
+    ("data/order/packing.py", STORES | BENCHMARK | {"pretokenize": 2}),
     # rows of packed stores are shuffled by it
     ("data/order/permutation.py", BENCHMARK | RUNS | {"pretokenize": 2}),
     ("data/corpus/build.py", CORPUS),
     ("data/tokenizers/tekken.py", TOKENIZER),  # tokenizers are one group
-    ("data/batches/torch_data.py", BENCHMARK | WAYS),
     ("data/stores/parquet.py", {"train": 1} | BENCHMARK | WAYS),
     ("data/stores/write_packed.py", STORES | {"pretokenize": 2}),
-    ("data/stores/write_parquet.py", {"pretokenize": 2, "train": 1} | BENCHMARK | WAYS),
-    ("data/stores/writing.py", STORES),
-    ("data/batches/online.py", {"train": 1} | BENCHMARK | WAYS),
+    ("data/stores/write_parquet.py", {"pretokenize": 1, "train": 1} | BENCHMARK | WAYS),
+    ("data/stores/writing.py", STORES | BENCHMARK),
+    ("data/batches/online.py", {"train": 1} | WAYS),
     ("train/models/decoder.py", RUNS),
     ("analysis/ingest.py", BOTH),
     ("referee/run_values.py", JUDGED),
@@ -185,6 +184,7 @@ NOBODYS = [
         "parity/certificate.py",
         "data/corpus/download.py",
     ),
+    *("benchmark/reader.py", "benchmark/workers.py", "data/batches/torch_data.py"),
     *("train/models/library.py", "train/models/convert_hf.py"),
 ]
 

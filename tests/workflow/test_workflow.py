@@ -35,7 +35,6 @@ def test_every_target_has_its_stage(fresh):
     }
     assert fresh.planned("runs") == runs
     tables = runs | {
-        "pretokenize": 5,
         "run_table": 2,
         "benchmark_storage": 1,
         "ingest": 2,

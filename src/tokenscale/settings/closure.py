@@ -43,6 +43,8 @@ ONLINE = "tokenscale.data.batches.online"
 TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
 TEXT_DOOR = "tokenscale.data.stores.text"
 LIBRARY = "tokenscale.train.models.library"
+TRAINER = "tokenscale.train.loop"
+LINKS = "tokenscale.train.parallel.preflight"
 ARM = "tokenscale.arms.train"
 READER = "tokenscale.benchmark.reader"
 #: the same of one importer alone: (importer, imported)
@@ -83,7 +85,9 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
     for extension in run.extensions:
         named = filter(extensions.is_reference, (extension.name, *extension.facts.values()))
         variants += [extensions.module_of(name) for name in (extension.name, *named)]
-    if run.arm != OURS:
+    if run.arm == OURS:
+        variants += [TRAINER, LINKS]
+    else:
         variants.append(READER if run.arm in READERS else ARM)
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TEXT_DOOR, TOKENIZERS[run.tokenizer.kind].module]
@@ -207,7 +211,7 @@ def _closure(module: str) -> frozenset[Path]:
         todo += (
             found
             for found in imports
-            if found not in (ONLINE, LIBRARY, ARM, READER) and (name, found) not in NOT_FOLLOWED
+            if found not in (ONLINE, LIBRARY, TRAINER, LINKS, ARM, READER) and (name, found) not in NOT_FOLLOWED
         )
     return frozenset().union(*files.values())
 
