@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from tokenscale.base import page_cache, processes
 from tokenscale.base.files import sha256_file, write_json
-from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
@@ -85,7 +85,7 @@ def measure(
             if not _is_current(where, store, corpus):
                 write_store(store, corpus, tokenizer_directory, where)
     arms = [(approach, name) for approach in runs for name in corpora]
-    cores = machine.available_cores()
+    cores = processes.available_cores()
     records: list[dict[str, Any]] = []
     for number, (approach, name) in interleave(arms, settings.rounds):
         run = runs[approach]
@@ -97,7 +97,7 @@ def measure(
         )
         place = {"approach": approach, "corpus": name, "round": number}
         _read_whole(files)  # a cold round has dropped them
-        with machine.pin_to_cores({min(cores)} if cores else set()):
+        with processes.pin_to_cores({min(cores)} if cores else set()):
             records.append(
                 {**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)}
             )
@@ -106,7 +106,7 @@ def measure(
                 records.append({**place, "cache": "cold", **found})
         _read_whole(files)
         records.append({**place, "cache": "warm", "step_s": STEP_S, **_wait(open_again())})
-        if cold and machine.explain_warm_cache(machine.drop_page_cache(files)) is None:
+        if cold and page_cache.explain_warm_cache(page_cache.drop_page_cache(files)) is None:
             records.append({**place, "cache": "cold", "step_s": STEP_S, **_wait(open_again())})
     result = {
         "schema": VERSION,
@@ -194,7 +194,7 @@ def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> d
     """Count the bytes that the disk delivers for `count` batches; stored ids, or UTF-8, are the
     bytes that are used.
     """
-    if reason := machine.explain_warm_cache(machine.drop_page_cache(files)):
+    if reason := page_cache.explain_warm_cache(page_cache.drop_page_cache(files)):
         return {"not_cold": reason}
     batches = open_again()
     for _ in range(TABLE_BATCHES):  # small tables are read whole, once

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests import logs
 from tests.corpora import Lab, make_run, take, texts_around
 from tokenscale.analysis.queries import query
+from tokenscale.arms import studies
+from tokenscale.arms.reader import read
+from tokenscale.base import page_cache
 from tokenscale.base.files import read_json
-from tokenscale.benchmark import machine, studies
-from tokenscale.benchmark.reader import read
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
@@ -100,7 +101,7 @@ def test_a_data_loader_gives_the_same_batches_with_any_number_of_workers(lab, tm
 
 def test_every_reader_is_a_valid_run_with_its_own_name_in_the_figure(lab, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setattr(machine, "drop_page_cache", lambda paths: 0.0 if list(paths) else 1.0)
+    monkeypatch.setattr(page_cache, "drop_page_cache", lambda paths: 0.0 if list(paths) else 1.0)
     online = [reading(approach, engine="tokenizers") for approach in ("padded", "padding-free")]
     runs = [
         *map(reading, APPROACHES),
@@ -136,7 +137,7 @@ def test_every_reader_is_a_valid_run_with_its_own_name_in_the_figure(lab, tmp_pa
 
 
 def test_what_cannot_be_read_here_fails_alone_and_says_why(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "drop_page_cache", lambda paths: 1.0)
+    monkeypatch.setattr(page_cache, "drop_page_cache", lambda paths: 1.0)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     cold = reading(reader=ReaderSettings(cold=True))
     lacking = reading("padded", arm="studies")

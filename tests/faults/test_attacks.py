@@ -32,10 +32,10 @@ from xxhash import xxh3_64_intdigest
 
 from tests.corpora import Lab
 from tests.faults.test_drawings import MARK, POLICY, shown
+from tokenscale.arms import studies
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import create_inside, open_inside, sha256_file, sha256_text, write_sealed
-from tokenscale.benchmark import studies
 from tokenscale.cli import cloud
 from tokenscale.cli.main import translate_error
 from tokenscale.data.batches.trace import find_origins

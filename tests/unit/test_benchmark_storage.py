@@ -1,11 +1,14 @@
 """The storage benchmark: its design, what it holds stores to, and what it records."""
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.corpora import HOSTILE
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import storage
+from tokenscale.cli.main import main
 from tokenscale.data.stores import documents
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
@@ -90,3 +93,48 @@ def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(
     store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": T}))
     with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(store, held, tmp_path, SHORT)
+
+
+def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, monkeypatch):
+    asked = ("gigatoken", "tiktoken", "tokenizers")
+    pytest.importorskip("gigatoken")
+    found, left_out = storage.list_engines(asked, lab.tokenizer, auto="gigatoken")
+    assert found == ["tokenizers"] and left_out["gigatoken"] == "auto already uses this engine"
+    assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
+    monkeypatch.setattr(
+        "tokenscale.data.tokenizers.backends.EngineTokenizer.difference", lambda *a: {"text": "'x'"}
+    )
+    found, left_out = storage.list_engines(asked, lab.tokenizer, auto="none")
+    assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
+
+
+def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, capsys):
+    output = tmp_path / "benchmarks" / "out.json"
+    output.parent.mkdir()
+    settings = {
+        "dtypes": ["int32"],
+        "codecs": ["none"],
+        "row_group_rows": [4],
+        "sequence_length": T,
+        "rounds": 2,
+    }
+    settings |= {"engines": ["tokenizers", "tiktoken"]}
+    arguments = ["--settings", json.dumps(settings), "--corpus", str(lab.corpus / "manifest.json")]
+    arguments += ["--tokenizer", str(lab.tokenizer / "manifest.json"), "--output", str(output)]
+    assert main(["benchmark", "storage", *arguments]) == 0
+    result = json.loads(output.read_text())
+    printed = capsys.readouterr().out
+    stores = [
+        "padded-sequence_length=16-codec=none-row_group_rows=4",
+        "token-list-codec=none-row_group_rows=4",
+    ]
+    engines = dict.fromkeys([f"text, {result['engine']}", "text, tokenizers"])
+    found = sorted((r["round"], r["store"]) for r in result["records"])
+    assert found == sorted(
+        (n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", *engines]
+    )
+    assert (
+        "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
+    )
+    assert all(name in printed for name in [*stores, *engines])
+    assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]

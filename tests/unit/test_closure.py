@@ -108,7 +108,7 @@ def test_what_some_runs_load_by_name_is_no_code_of_others():
     others = (ONLINE, closure.LIBRARY, closure.ARM, closure.READER)
     assert not of_packed & set(map(name_file, others))
     of_reader = names(training_code(RunSettings(approach="packed", arm="reader")))
-    assert "benchmark/reader.py" in of_reader and not {
+    assert "arms/reader.py" in of_reader and not {
         file
         for file in of_reader
         if file.startswith(("train/models/", "train/loop", "train/trainer"))

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from tests.unit.conftest import fsync
-from tokenscale.base import manifests
-from tokenscale.benchmark import machine
+from tokenscale.base import manifests, page_cache, processes
 from tokenscale.data.stores import packed
 from tokenscale.data.stores.documents import Chunk, Origin
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
@@ -65,7 +64,7 @@ def stored(tmp_path_factory):
         folder, store = write(form)
         manifest = open_store(folder, store)
         files = [path for path in folder.iterdir() if path.suffix in cold]
-        if cold and (reason := machine.explain_warm_cache(machine.drop_page_cache(files))):
+        if cold and (reason := page_cache.explain_warm_cache(page_cache.drop_page_cache(files))):
             pytest.skip(reason)
         return folder, load_reader(form)(folder, manifest)
 
@@ -171,17 +170,17 @@ def test_files_in_memory_are_kept_and_that_is_seen():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         (Path(folder) / "file").write_bytes(bytes(3 * mmap.PAGESIZE))
         (Path(folder) / "empty").touch()
-        assert machine._count_resident_pages(Path(folder) / "file") == (3, 3)
-        assert machine.drop_page_cache(Path(folder).iterdir()) == 1.0
+        assert page_cache._count_resident_pages(Path(folder) / "file") == (3, 3)
+        assert page_cache.drop_page_cache(Path(folder).iterdir()) == 1.0
 
 
 def test_a_system_that_cannot_be_asked_is_not_cold_and_a_hundredth_of_the_pages_may_stay(
     tmp_path, monkeypatch
 ):
     (tmp_path / "file").write_bytes(b"x")
-    monkeypatch.setattr(machine, "_count_resident_pages", lambda path: None)
-    assert machine.drop_page_cache([tmp_path / "file"]) is None
-    assert [machine.explain_warm_cache(share) is None for share in (None, 0.01, 0.5)] == [
+    monkeypatch.setattr(page_cache, "_count_resident_pages", lambda path: None)
+    assert page_cache.drop_page_cache([tmp_path / "file"]) is None
+    assert [page_cache.explain_warm_cache(share) is None for share in (None, 0.01, 0.5)] == [
         False,
         True,
         False,
@@ -189,10 +188,10 @@ def test_a_system_that_cannot_be_asked_is_not_cold_and_a_hundredth_of_the_pages_
 
 
 @pytest.mark.skipif(
-    not machine.available_cores(), reason="the system does not say which cores there are"
+    not processes.available_cores(), reason="the system does not say which cores there are"
 )
 def test_cores_are_given_back():
-    before = machine.available_cores()
-    with machine.pin_to_cores({min(before)}):
-        assert machine.available_cores() == {min(before)}
-    assert machine.available_cores() == before
+    before = processes.available_cores()
+    with processes.pin_to_cores({min(before)}):
+        assert processes.available_cores() == {min(before)}
+    assert processes.available_cores() == before

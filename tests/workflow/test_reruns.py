@@ -184,7 +184,7 @@ NOBODYS = [
         "parity/certificate.py",
         "data/corpus/download.py",
     ),
-    *("benchmark/reader.py", "benchmark/workers.py", "data/batches/torch_data.py"),
+    *("arms/reader.py", "data/batches/torch_data.py"),
     *("train/models/library.py", "train/models/convert_hf.py"),
 ]
 

@@ -444,7 +444,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
         {key: level for key, level in cell.items() if key != "resume_from"}
     ).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
-        plain = key.startswith("reader.") and value in (False, None)
+        plain = key.startswith("reader.") and (value is None or value is False)
         if key not in ("approach", "layout.data") and not plain:
             parts[part].append(f"{key}={_text(show_extension(value))}")
     if approach in APPROACHES and not reads_parquet(approach):

@@ -1,4 +1,4 @@
-"""Work in several processes of one machine."""
+"""Work in several processes of one machine, and the cores of one."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -64,3 +64,22 @@ def reaches_itself() -> bool:
     ):
         return True
     return False
+
+
+def available_cores() -> set[int]:
+    """Return the cores that this process may use; empty if unknown."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+@contextmanager
+def pin_to_cores(cores: set[int]) -> Iterator[None]:
+    """Pin this process, including library threads, to cores while the block runs, if supported."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

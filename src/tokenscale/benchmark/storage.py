@@ -11,18 +11,19 @@ import argparse
 import dataclasses
 import shutil
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tokenscale.base import page_cache, processes
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import remove_tree, sha256_file, write_sealed
-from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
@@ -30,16 +31,18 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
 from tokenscale.data.stores.text import HeldDocuments, TextDocuments, encode_chunk
 from tokenscale.data.stores.writing import list_files
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers import backends
+from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.settings.benchmarks import StorageBenchmarkSettings
+from tokenscale.settings.benchmarks import Engine, StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import from_json
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 1
+ENGINES = get_args(Engine)
 #: documents per call when a whole text is tokenized at once
 BULK_DOCUMENTS = 4096
 
@@ -114,16 +117,16 @@ def measure(
     for a store that does not return the written ids.
     """
     tokenized = TokenizedText(corpus=corpus, tokenizer=tokenizer, count=settings.documents)
-    found, left_out = machine.list_engines(settings.engines, tokenizer, auto=tokenized.engine)
+    found, left_out = list_engines(settings.engines, tokenizer, auto=tokenized.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
     measurements: list[StoreSettings | str] = [
         *settings.stores,
         *dict.fromkeys([tokenized.engine, *found]),
     ]
-    cores = machine.available_cores()
+    cores = processes.available_cores()
     records = []
     try:
-        with machine.pin_to_cores({min(cores)} if cores else set()):
+        with processes.pin_to_cores({min(cores)} if cores else set()):
             for number, measurement in interleave(measurements, rounds=settings.rounds):
                 if isinstance(measurement, StoreSettings):
                     store = dataclasses.replace(measurement, eos=tokenized.eos)
@@ -204,8 +207,8 @@ def _measure_store(
     parquet = "codec" in FORMATS[store.format].options
     read_singly = partial(_time_read, store, rows=1) if not parquet else _time_row_groups
     seconds["single_rows_s"] = read_singly(where=where, manifest=manifest, order=single)
-    kept = machine.drop_page_cache(where / file["name"] for file in list_files(manifest))
-    why = machine.explain_warm_cache(kept)
+    kept = page_cache.drop_page_cache(where / file["name"] for file in list_files(manifest))
+    why = page_cache.explain_warm_cache(kept)
     seconds["cold_s"] = (
         None
         if why
@@ -346,7 +349,7 @@ def _measure_online(
 
 def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
     """Load a tokenizer and warm it up on single texts and on many texts."""
-    made = load_tokenizer(folder, engine=engine if engine in machine.NAMES else "auto")
+    made = load_tokenizer(folder, engine=engine if engine in ENGINES else "auto")
     for texts in (["1"], pa.array(["1"] * BULK_DOCUMENTS)):
         made.encode(texts)
     return made
@@ -401,3 +404,36 @@ def _format_us(records: list[dict[str, Any]], key: str) -> str:
 def _format_median(records: list[dict[str, Any]], key: str, unit: float) -> str:
     values = [record[key] for record in records if record[key] is not None]
     return f"{np.median(values) * unit:.3f}" if values else "–"
+
+
+def list_engines(
+    requested: Iterable[Engine], tokenizer: Path, auto: str
+) -> tuple[list[Engine], dict[str, str]]:
+    """Return (usable requested engines, other engines → reason).
+
+    An engine is unusable if it is not installed, not exact on the hostile texts, or already used by
+    `auto`.
+    """
+    found: list[Engine] = []
+    left_out: dict[str, str] = {}
+    for engine in requested:
+        if (reason := _explain_unusable(engine, folder=tokenizer, auto=auto)) is None:
+            found.append(engine)
+        else:
+            left_out[engine] = reason
+    return found, left_out
+
+
+def _explain_unusable(engine: str, folder: Path, auto: str) -> str | None:
+    """Return why an engine cannot be measured, or None."""
+    if read_tokenizer_manifest(folder)["kind"] == "numbers":
+        return "no engine reads the tokenizer kind numbers"
+    if engine == auto:
+        return "auto already uses this engine"
+    try:
+        # not of the kind numbers, which is excluded above
+        tokenizer: Any = load_tokenizer(folder, engine)
+    except UserError as error:
+        return error.facts.get("reason") or error.what
+    differs = tokenizer.difference(backends.make_fuzz_texts())
+    return None if differs is None else "its ids are not those of the reference"

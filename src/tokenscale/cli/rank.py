@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = RunSettings.from_json(arguments.settings)
     if settings.arm in READERS:
-        from tokenscale.benchmark.reader import read
+        from tokenscale.arms.reader import read
 
         read(settings, _inputs(arguments), arguments.directory, arguments.attempt)
         return 0

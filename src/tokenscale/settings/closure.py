@@ -46,7 +46,7 @@ LIBRARY = "tokenscale.train.models.library"
 TRAINER = "tokenscale.train.loop"
 LINKS = "tokenscale.train.parallel.preflight"
 ARM = "tokenscale.arms.train"
-READER = "tokenscale.benchmark.reader"
+READER = "tokenscale.arms.reader"
 #: the same of one importer alone: (importer, imported)
 NOT_FOLLOWED = {
     ("tokenscale.train.evaluation.held_out", TOKENIZER_LOADER),
@@ -211,7 +211,8 @@ def _closure(module: str) -> frozenset[Path]:
         todo += (
             found
             for found in imports
-            if found not in (ONLINE, LIBRARY, TRAINER, LINKS, ARM, READER) and (name, found) not in NOT_FOLLOWED
+            if found not in (ONLINE, LIBRARY, TRAINER, LINKS, ARM, READER)
+            and (name, found) not in NOT_FOLLOWED
         )
     return frozenset().union(*files.values())
 

@@ -21,7 +21,7 @@ read AS (
         CASE WHEN r.cold THEN 'cold' ELSE 'warm' END AS cache, nullif(r.engine, 'auto') AS engine, r.workers,
         CASE WHEN r.validity = 'invalid' THEN r.reasons END AS left_out, r.cpu, r.cores
     FROM runs AS r LEFT JOIN steps_global AS g USING (run_id) LEFT JOIN opened AS o USING (run_id)
-    WHERE r.arm IN ('reader', 'studies', 'memcpy') AND r.validity <> 'missing'
+    WHERE only_reads(r.arm) AND r.validity <> 'missing'
     GROUP BY ALL
 )
 SELECT

@@ -13,7 +13,7 @@ WITH texts AS (
     FROM runs AS r LEFT JOIN (
         SELECT manifest_sha256, any_value(corpus_sha256) AS corpus_sha256 FROM stores GROUP BY manifest_sha256
     ) AS s ON s.manifest_sha256 = r.store_sha256
-    WHERE r.validity IN ('valid', 'suspect') AND r.external IS NOT TRUE
+    WHERE r.validity IN ('valid', 'suspect') AND r.external IS NOT TRUE AND NOT only_reads(r.arm)
 ),
 counted AS (
     SELECT

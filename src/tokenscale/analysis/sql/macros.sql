@@ -13,6 +13,9 @@ CREATE MACRO loss_tolerance(precision, steps) AS
     2.0 ** (CASE WHEN precision = 'fp32' THEN least(-8, -18 + greatest(0, steps - 19) / 5)
         ELSE least(-5, -9 + greatest(0, steps - 19) / 5) END);
 
+-- Whether a run only reads its batches, and trains on none.
+CREATE MACRO only_reads(arm) AS coalesce(arm IN ('reader', 'studies', 'memcpy'), false);
+
 -- Whether two runs read the same data in all steps of a group: both state a digest for each step, and these are equal.
 CREATE MACRO same_data(one, other) AS count(*) = count(*) FILTER (one = other);
 

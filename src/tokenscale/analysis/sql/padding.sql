@@ -26,5 +26,5 @@ JOIN runs AS r USING (run_id)
 LEFT JOIN stored AS s
     ON s.manifest_sha256 = r.store_sha256 AND r.objective = 'causal' AND r.labels = 'all'
     AND r.approach <> 'length-bucketed'                -- its rows are padded anew
-WHERE r.approach IS DISTINCT FROM 'other trainer'
+WHERE r.approach IS DISTINCT FROM 'other trainer' AND NOT only_reads(r.arm)
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

@@ -6,17 +6,19 @@ fills the page cache. A step lasts from the end of one batch to the end of the n
 """
 
 import gc
+import os
 import resource
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tokenscale.base import page_cache, processes
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import get_boot_id
-from tokenscale.benchmark import machine
 from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -61,7 +63,7 @@ def read(run: RunSettings, inputs: Inputs, directory: Path, attempt: int = 0) ->
     )
     outcome: dict[str, Any] = {"status": "complete", "steps": run.budget.steps}
     try:
-        with machine.pin_to_cores(_choose_cores(run)):
+        with processes.pin_to_cores(_choose_cores(run)):
             steps = _measure(run, inputs, writer, began)
         for step in steps:
             writer.step(**step)
@@ -84,7 +86,7 @@ def _choose_cores(run: RunSettings) -> set[int]:
     """Return one core for a reader without worker processes, else all; none where they are not
     known.
     """
-    cores = machine.available_cores()
+    cores = processes.available_cores()
     return cores if run.reader.workers is not None else set(sorted(cores)[:1])
 
 
@@ -96,8 +98,8 @@ def _measure(
     """
     before, last = _read_once(run, inputs)
     if run.reader.cold:
-        kept = machine.drop_page_cache(_list_files(run, inputs))
-        if (reason := machine.explain_warm_cache(kept)) is not None:
+        kept = page_cache.drop_page_cache(_list_files(run, inputs))
+        if (reason := page_cache.explain_warm_cache(kept)) is not None:
             raise UserError(reason, run=run.identity, next="leave reader.cold out on this machine")
     gc.collect()
     gc.freeze()  # exclude existing objects from the collections before the timed pass
@@ -159,16 +161,49 @@ def _open(run: RunSettings, inputs: Inputs) -> Take:
     if run.arm == "memcpy":
         return _open_copies(run, inputs)
     if run.reader.workers is not None:
-        from tokenscale.benchmark.workers import open_loader
-
-        return open_loader(run, inputs)
+        return _open_loader(run, inputs)
     return open_batches(run, inputs).next
 
 
 def _open_studies(run: RunSettings, inputs: Inputs) -> Take:
-    from tokenscale.benchmark.studies import open_reader
+    from tokenscale.arms.studies import open_reader
 
     return open_reader(run, inputs).next
+
+
+def _open_loader(run: RunSettings, inputs: Inputs) -> Take:
+    """Return a function that takes the next batch of a DataLoader, whose workers read ahead."""
+    from torch.utils.data import DataLoader
+
+    from tokenscale.data.batches.torch_data import BatchStream
+
+    with warnings.catch_warnings():
+        # more workers than cores are intended
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader = DataLoader(
+            BatchStream(run, inputs=inputs, steps=run.budget.steps),
+            batch_size=None,
+            num_workers=run.reader.workers or 0,
+            worker_init_fn=_limit_threads if run.reader.workers else None,
+        )
+        batches = iter(loader)
+
+    def take() -> Batch:
+        batch = next(batches)
+        return Batch(
+            batch["input_ids"].numpy(),
+            batch["labels"].numpy(),
+            batch["useful_tokens"],
+            batch["total_tokens"],
+            batch["order_digest"],
+        )
+
+    return take
+
+
+def _limit_threads(worker: int) -> None:
+    """Disable tokenizers' threads, which do not survive a fork and would block forever."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _open_copies(run: RunSettings, inputs: Inputs) -> Take:
