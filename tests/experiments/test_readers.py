@@ -16,6 +16,8 @@ from tokenscale.base import page_cache
 from tokenscale.base.files import read_json
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.parquet import PaddedStore
+from tokenscale.report.answers import answer_data
+from tokenscale.report.campaign_quality import OFFLINE, proof
 from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
 from tokenscale.settings.run import (
     APPROACHES,
@@ -134,6 +136,24 @@ def test_every_reader_is_a_valid_run_with_its_own_name_in_the_figure(lab, tmp_pa
     for twins in (("padded", "pretokenized-padded"), ("padding-free", "token-list")):
         assert len({by_arm.loc[name, "useful_tokens"] for name in twins}) == 1
     assert "Reading without training" in TokenizationBenchmark(rows).caption()
+
+
+def test_what_only_reads_trains_on_nothing_and_has_no_losses_to_compare(lab, tmp_path):
+    pytest.importorskip("transformers")
+    runs = [reading(approach, arm) for approach in STUDIED for arm in ("reader", "studies")]
+    measure(lab, tmp_path, *runs)
+    tables = logs.ingested(tmp_path, runs, further=("arm",))
+    assert query("padding", tables).empty and query("dropped_text", tables).empty
+    pairs = query("order", tables)
+    assert len(pairs) == 2 and set(pairs["kind"]) == {OFFLINE}
+    (part,) = [part for part in proof(pairs)["parts"] if part["kind"] == OFFLINE]
+    assert part["text"] == (
+        "Same data online against offline: proven. All 2 pairs have the same samples and useful "
+        "tokens at every step."
+    )
+    assert [row[6:8] for row in part["table"].rows] == [["–", "–"]] * 2
+    answer = answer_data(pairs, {"parts": [part]})[0]
+    assert answer["text"].endswith(": equal samples and useful tokens at every step")
 
 
 def test_what_cannot_be_read_here_fails_alone_and_says_why(lab, tmp_path, monkeypatch):
