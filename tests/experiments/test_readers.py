@@ -13,7 +13,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.arms import studies
 from tokenscale.arms.reader import read
 from tokenscale.base import page_cache
-from tokenscale.base.files import read_json
+from tokenscale.base.files import read_json, sha256_file, write_sealed
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.report.answers import answer_data
@@ -54,8 +54,26 @@ def reading(approach="packed", arm="reader", **changes):
 
 def measure(lab, folder, *runs):
     for run in runs:
-        read(run, lab.inputs(run), folder / "runs" / run.identity)
-    return folder / "runs"
+        inputs = lab.inputs(run)
+        directory = folder / "runs" / run.identity
+        manifests = {"corpus": inputs.corpus, "tokenizer": inputs.tokenizer, "store": inputs.store}
+        hashes = {
+            role: sha256_file(where / "manifest.json")
+            for role, where in manifests.items()
+            if where is not None
+        }
+        (directory / "attempt=00").mkdir(parents=True)
+        # as the launcher does
+        write_sealed(directory / "attempt=00/attempt.json", {"inputs": hashes})
+        read(run, inputs, directory)
+
+
+def tabulate(lab, folder, *runs):
+    """Tables of these runs, whose inputs are at hand."""
+    stores = list((lab.directory / "tokens").glob("*/manifest.json"))
+    corpora = [lab.corpus / "manifest.json"]
+    further = ("arm", "engine", "reader.cold", "reader.workers")
+    return logs.ingested(folder, runs, stores=stores, corpora=corpora, further=further)
 
 
 def read_outcome(folder, run):
@@ -114,8 +132,7 @@ def test_every_reader_is_a_valid_run_with_its_own_name_in_the_figure(lab, tmp_pa
         reading(reader=ReaderSettings(workers=0)),
     ]
     measure(lab, tmp_path, *runs)
-    further = ("arm", "engine", "reader.cold", "reader.workers")
-    tables = logs.ingested(tmp_path, runs, further=further)
+    tables = tabulate(lab, tmp_path, *runs)
     judged = logs.read_runs(tables).to_pylist()
     assert {(row["validity"], row["reasons"]) for row in judged} == {("valid", "")}
     rows = query("benchmark", tables)
@@ -142,7 +159,7 @@ def test_what_only_reads_trains_on_nothing_and_has_no_losses_to_compare(lab, tmp
     pytest.importorskip("transformers")
     runs = [reading(approach, arm) for approach in STUDIED for arm in ("reader", "studies")]
     measure(lab, tmp_path, *runs)
-    tables = logs.ingested(tmp_path, runs, further=("arm",))
+    tables = tabulate(lab, tmp_path, *runs)
     assert query("padding", tables).empty and query("dropped_text", tables).empty
     pairs = query("order", tables)
     assert len(pairs) == 2 and set(pairs["kind"]) == {OFFLINE}
@@ -171,7 +188,7 @@ def test_what_cannot_be_read_here_fails_alone_and_says_why(lab, tmp_path, monkey
     for run, reason in reasons.items():
         assert read_outcome(tmp_path, run)["reason"] == reason
     assert "tiktoken" in read_outcome(tmp_path, engine)["reason"]
-    tables = logs.ingested(tmp_path, runs, further=("arm", "engine", "reader.cold"))
+    tables = tabulate(lab, tmp_path, *runs)
     rows = query("benchmark", tables).set_index("arm")
     left_out = rows["left_out"].dropna()
     assert set(left_out.index) == {"packed, cold", "studies' padded", "padded, tiktoken"}

@@ -398,7 +398,7 @@ def test_what_is_no_speed_and_no_start_is_refused():
         drift([1.0, math.nan, 3.0], [1.0, 2.0, 3.0])
 
 
-def find(seconds, tokens=1024, world=1):
+def find(seconds, tokens=1024, world=1, arm="tokenscale"):
     n = len(seconds)
     columns = np.broadcast_arrays(np.arange(n), world, seconds, tokens)
     rows = [
@@ -413,7 +413,8 @@ def find(seconds, tokens=1024, world=1):
         for step, ranks, s, total in zip(*(column.tolist() for column in columns), strict=True)
         for rank in range(ranks)
     ]
-    return find_unsteadiness(SimpleNamespace(steps=Steps(tables.of_rows("steps", rows))))
+    steps = Steps(tables.of_rows("steps", rows))
+    return find_unsteadiness(SimpleNamespace(steps=steps, row={"arm": arm}))
 
 
 @pytest.mark.parametrize("n", [9, 10, 57])
@@ -439,6 +440,14 @@ def noise(n, spread, seed, correlation=0.4):
     for k in range(1, n):
         x[k] = correlation * x[k - 1] + math.sqrt(1 - correlation**2) * x[k]
     return np.exp(spread * x)
+
+
+def test_blocks_that_a_reader_reads_at_once_are_no_unsteadiness():
+    seconds = noise(400, spread=0.05, seed=0)
+    seconds[64::64] *= 200
+    assert "hold" in find(seconds)[0]
+    with pytest.raises(NotCheckedError, match="blocks"):
+        find(seconds, arm="reader")
 
 
 @pytest.mark.parametrize("n", [12, 200, 5000])

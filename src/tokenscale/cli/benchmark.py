@@ -9,7 +9,6 @@ BENCHMARKS = {
     "storage": "write and read the same token ids in every format",
     "inference": "generate text with and without a key-value cache",
     "collectives": "time collectives between ranks: latency and bandwidth of the link",
-    "gpu": "tokens/s and MFU on one GPU, case by case; toy sizes on a CPU",
 }
 
 

@@ -14,9 +14,8 @@ class Peak:
     format.
     """
 
-    #: name without `NVIDIA`, which older drivers leave out → TB/s of the memory, from the same data
-    #: sheet
-    names: dict[str, float]
+    #: without `NVIDIA`, which older drivers leave out
+    names: tuple[str, ...]
     bf16: float | None
     fp16: float | None
     tf32: float | None
@@ -28,12 +27,12 @@ class Peak:
 PEAKS = (
     Peak(
         # the memory of Grace, or of a later Hopper
-        {"GH200 480GB": 4.0, "GH200 120GB": 4.0, "GH200 144G HBM3e": 4.9},
+        ("GH200 480GB", "GH200 120GB", "GH200 144G HBM3e"),
         *(989.4, 989.4, 494.7, 66.9, 1978.9),
         "NVIDIA GH200 Grace Hopper data sheet (with sparsity, halved)",
     ),
     Peak(
-        names={"H200": 4.8},
+        names=("H200",),
         bf16=989.4,
         fp16=989.4,
         tf32=494.7,
@@ -42,7 +41,7 @@ PEAKS = (
         source="NVIDIA H200 data sheet, SXM (with sparsity, halved)",
     ),
     Peak(
-        names={"H200 NVL": 4.8},
+        names=("H200 NVL",),
         bf16=835.5,
         fp16=835.5,
         tf32=417.5,
@@ -51,7 +50,7 @@ PEAKS = (
         source="NVIDIA H200 data sheet, NVL (with sparsity, halved)",
     ),
     Peak(
-        names={"H100 80GB HBM3": 3.35},
+        names=("H100 80GB HBM3",),
         bf16=989.4,
         fp16=989.4,
         tf32=494.7,
@@ -60,7 +59,7 @@ PEAKS = (
         source="NVIDIA H100 whitepaper, table of SXM5",
     ),
     Peak(
-        names={"H100 PCIe": 2.0},
+        names=("H100 PCIe",),
         bf16=756.0,
         fp16=756.0,
         tf32=378.0,
@@ -69,7 +68,7 @@ PEAKS = (
         source="NVIDIA H100 whitepaper, table of PCIe",
     ),
     Peak(
-        names={"H100 NVL": 3.9},
+        names=("H100 NVL",),
         bf16=835.5,
         fp16=835.5,
         tf32=417.5,
@@ -78,17 +77,12 @@ PEAKS = (
         source="NVIDIA H100 data sheet, NVL (with sparsity, halved)",
     ),
     Peak(
-        {
-            "A100-SXM4-40GB": 1.555,
-            "A100-SXM4-80GB": 2.039,
-            "A100-PCIE-40GB": 1.555,
-            "A100 80GB PCIe": 1.935,
-        },
+        ("A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe"),
         *(312.0, 312.0, 156.0, 19.5, None),
         "NVIDIA A100 data sheet: all forms alike",
     ),
     Peak(
-        names={"L40S": 0.864},
+        names=("L40S",),
         bf16=362.05,
         fp16=362.05,
         tf32=183.0,
@@ -97,7 +91,7 @@ PEAKS = (
         source="NVIDIA L40S data sheet, dense column",
     ),
     Peak(
-        names={"B200": 8.0},
+        names=("B200",),
         bf16=2250.0,
         fp16=2250.0,
         tf32=1100.0,
@@ -106,7 +100,7 @@ PEAKS = (
         source="NVIDIA Blackwell data sheet, HGX B200 (halved)",
     ),
     Peak(
-        names={"GB200": 8.0},
+        names=("GB200",),
         bf16=2500.0,
         fp16=2500.0,
         tf32=1250.0,
@@ -115,12 +109,12 @@ PEAKS = (
         source="NVIDIA Blackwell data sheet, GB200 (halved)",
     ),
     Peak(
-        {"Tesla V100-SXM2-16GB": 0.9, "Tesla V100-SXM2-32GB": 0.9},
+        ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
         *(None, 125.0, None, 15.7, None),
         "NVIDIA V100 data sheet",
     ),
     Peak(
-        names={"AMD Instinct MI300X": 5.3},
+        names=("AMD Instinct MI300X",),
         bf16=1307.4,
         fp16=1307.4,
         tf32=653.7,
@@ -129,12 +123,6 @@ PEAKS = (
         source="AMD Instinct MI300X data sheet",
     ),
 )
-
-
-def memory_bandwidth(device_name: str) -> float | None:
-    """Return the peak bytes/s of a device's memory; None if it is not in the table."""
-    peak = find_peak(device_name)
-    return None if peak is None else peak.names[_bare(device_name)] * 1e12
 
 
 def find_peak(device_name: str) -> Peak | None:
