@@ -19,6 +19,7 @@ from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.report.answers import answer_data
 from tokenscale.report.campaign_quality import OFFLINE, proof
 from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
+from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.run import (
     APPROACHES,
     READERS,
@@ -238,6 +239,16 @@ def test_the_studies_readers_have_their_double_bos_and_their_mask(lab):
     assert (online.labels_bt[0][np.array(first) == 0] == -100).all()
     padded = [batches[a].tokens_bt.tolist() for a in ("padded", "pretokenized-padded")]
     assert padded[0] == padded[1]
+
+
+def test_the_studies_readers_take_their_files_and_the_tokenizer():
+    """It has the ids of BOS and padding, which their masks are made of."""
+    stores = {"pretokenized-padded": "padded-sequence_length=16-", "token-list": "token-list-"}
+    for approach in STUDIED:
+        found = list_manifests(reading(approach, arm="studies"))
+        assert "tokenizer" in found and "arm" not in found
+        read = f"/{stores.get(approach)}codec=snappy-dtype=int64/"
+        assert (read in found.get("store", "")) == (approach in stores)
 
 
 WRONG = {

@@ -436,6 +436,8 @@ def grouping(approach: str | None, cell: Row) -> Row:
     'token-list, sequence_length=512, storage.dtype=int64'
     >>> grouping("padding-free", cell)
     {'series': 'padding-free, sequence_length=512', 'factors': 'sequence_length=512', 'storage': '', 'layout': ''}
+    >>> grouping("packed", {"arm": "reader", "reader.cold": False, "reader.workers": 0})["series"]
+    'packed, arm=reader, reader.workers=0'
     """
     parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
     if cell.get("resume_from"):
