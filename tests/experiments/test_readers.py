@@ -14,11 +14,13 @@ from tokenscale.arms import studies
 from tokenscale.arms.reader import read
 from tokenscale.base import page_cache
 from tokenscale.base.files import read_json, sha256_file, write_sealed
+from tokenscale.costs.prices import READING_S, STARTING_S, estimate_run
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.report.answers import answer_data
 from tokenscale.report.campaign_quality import OFFLINE, proof
 from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.run import (
     APPROACHES,
@@ -251,6 +253,15 @@ def test_the_studies_readers_take_their_files_and_the_tokenizer():
         assert (read in found.get("store", "")) == (approach in stores)
 
 
+def test_a_reader_has_a_price_on_a_cluster_and_computes_nothing():
+    tokens = STEPS * 3 * T
+    there = estimate_run(reading(), Machine(starter="srun"))
+    assert there.seconds == STARTING_S + READING_S * tokens and "at most" in there.bound
+    here = estimate_run(reading(), Machine())
+    assert here.seconds is None and "not predicted" in here.unknown
+    assert here.flops is there.flops is None and here.steps == STEPS
+
+
 WRONG = {
     "budget": {"budget": BudgetSettings(epochs=1)},
     "layout": {"layout": LayoutSettings(data=2)},
@@ -258,6 +269,7 @@ WRONG = {
     "checkpoints": {"checkpoints": CheckpointSettings(final=True)},
     "resume_from": {"resume_from": "results/runs/x/step=1"},
     "prefetch": {"prefetch": True},
+    "device": {"device": "auto"},
 }
 
 

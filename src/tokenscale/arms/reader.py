@@ -7,7 +7,6 @@ fills the page cache. A step lasts from the end of one batch to the end of the n
 
 import gc
 import os
-import resource
 import time
 import warnings
 from collections.abc import Callable
@@ -120,7 +119,7 @@ def _measure(
             run=run.identity,
             next="build the store again; if they still differ, report a bug",
         )
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = processes.count_peak_bytes()
     return [
         facts
         | {

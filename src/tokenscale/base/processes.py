@@ -1,7 +1,9 @@
 """Work in several processes of one machine, and the cores of one."""
 
 import os
+import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,3 +85,9 @@ def pin_to_cores(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def count_peak_bytes() -> int:
+    """Return the largest resident set that this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

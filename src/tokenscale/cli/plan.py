@@ -27,7 +27,7 @@ from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import corpus_manifest
 from tokenscale.settings.profile import CONFIG_FILE
-from tokenscale.settings.run import RunSettings, start_step
+from tokenscale.settings.run import READERS, RunSettings, start_step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,9 @@ def _render_experiment(config: Config, name: str) -> Iterator[str]:
         yield _render_world_size(config, size, runs=of_size)
     if experiment.inference_benchmark is not None:
         yield f"  {experiment.inference_benchmark.describe(len(runs))}"
-    yield from render_memory([run.settings for run in runs], gpu_gib=config.machine.gpu_memory_gib)
+    trained = [run.settings for run in runs if run.settings.arm not in READERS]
+    if trained:
+        yield from render_memory(trained, gpu_gib=config.machine.gpu_memory_gib)
 
 
 def _render_world_size(config: Config, size: int, runs: list[RunSettings]) -> str:

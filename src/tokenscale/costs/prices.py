@@ -27,7 +27,7 @@ from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.run import RunSettings, start_step
+from tokenscale.settings.run import READERS, RunSettings, start_step
 
 #: assumed share of the peak during a step, without pipeline bubbles. The source studies' DDP runs
 #: on GH200 (1.4 B weights, bf16) reached 27 to 32 %, their 8 B weights on one GPU 31 to 38 %.
@@ -35,6 +35,9 @@ UTILISATION = 0.3
 #: assumed seconds from a job's start to its first step: container, imports from a parallel file
 #: system, NCCL, weights
 STARTING_S = 120.0
+#: most seconds a token of a run that only reads, twice: tokenizing in Python took 1.2 to 1.6 µs a
+#: token on one core (config/experiments/data_path.yaml); files may be cold, and cores slower
+READING_S = 1e-5
 #: bytes of a line of steps.jsonl (measured: 590 to 600), of the rest of a rank's logs, and of a
 #: run's records and log
 LINE_BYTES = 600
@@ -167,9 +170,16 @@ def estimate_run(
     layout = run.layout
     nodes = geometry(layout.world_size, gpus_per_node=machine.gpus_per_node).nodes
     vocabulary_size = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
-    steps = seconds = unknown = flops = None
+    steps = seconds = unknown = flops = bound = None
     weighs = 0
-    if vocabulary_size is None:
+    if run.arm in READERS:
+        steps = run.budget.steps
+        unknown = "how fast batches are read is not predicted"
+        if machine.starter == "srun":
+            tokens = steps * run.global_batch * run.sequence_length
+            seconds = STARTING_S + READING_S * tokens
+            bound = f"at most {1e6 * READING_S:g} µs to read a token"
+    elif vocabulary_size is None:
         unknown = (
             f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
         )
@@ -196,7 +206,6 @@ def estimate_run(
     if run.budget.wall_s is not None and seconds is None:
         seconds = STARTING_S + run.budget.wall_s
         unknown = None
-    bound = None
     counted = run.budget.kind in ("epochs", "useful_tokens")
     if counted and rows is not None and seconds is not None:
         bound = rows.bound

@@ -624,6 +624,7 @@ class RunSettings:
         rules = [
             ("budget", self.budget.kind != "steps", f"{reads}: set budget.steps"),
             ("layout", self.layout != LayoutSettings(), f"{reads}, in one process"),
+            ("device", self.device != "cpu", f"{reads}, and needs no device: set it to cpu"),
             ("validation.rows", self.validation.rows > 0, f"{reads}: set it to 0"),
             ("checkpoints", self.keeps_weights, f"{reads}, and has no weights"),
             ("profile", self.profile != ProfileSettings(), f"{reads}: nothing is profiled"),

@@ -3,8 +3,6 @@ steps.
 """
 
 import gc
-import resource
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tokenscale.base.processes import count_peak_bytes
 from tokenscale.costs.communication import bus_factor
 from tokenscale.settings.run import ProfileSettings, RunSettings
 from tokenscale.train.collectives import local
@@ -96,8 +95,7 @@ def peak(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return count_peak_bytes()
 
 
 class Probe:
