@@ -14,6 +14,7 @@ from tokenscale.arms import studies
 from tokenscale.arms.reader import read
 from tokenscale.base import page_cache
 from tokenscale.base.files import read_json, sha256_file, write_sealed
+from tokenscale.cli.main import main
 from tokenscale.costs.prices import READING_S, STARTING_S, estimate_run
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.parquet import PaddedStore
@@ -225,6 +226,25 @@ def test_a_reader_of_other_rows_than_the_plan_says_is_invalid(lab, tmp_path):
     assert read_json(record)["run_id"] == other.identity
     (row,) = logs.read_runs(logs.ingested(tmp_path, [run])).to_pylist()
     assert row["validity"] == "invalid"
+
+
+def test_readers_are_judged_by_their_speed_and_traced_by_their_steps(lab, tmp_path, capsys):
+    runs = [reading(name, seed=n) for name in ("padded", "pretokenized-padded") for n in range(2)]
+    measure(lab, tmp_path, *runs)
+    sets = [str(tmp_path / "runs" / run.identity) for run in runs]
+    judged = ["judge", *sets[:2], "--over", *sets[2:]]
+    assert main(judged) == 2
+    assert "--quantity throughput, which both have" in capsys.readouterr().err
+    assert main([*judged, "--quantity", "throughput"]) == 0
+    printed = capsys.readouterr().out
+    assert " reads " in printed and "trains" not in printed
+    assert main(["trace", sets[0], "--loss-spike"]) == 2
+    assert "a run that only reads has no loss" in capsys.readouterr().err
+    theirs = reading("padded", arm="studies")
+    pytest.importorskip("transformers")
+    measure(lab, tmp_path, theirs)
+    assert main(["trace", str(tmp_path / "runs" / theirs.identity), "--step", "0"]) == 2
+    assert "an order of their own" in capsys.readouterr().err
 
 
 def test_the_studies_readers_have_their_double_bos_and_their_mask(lab):

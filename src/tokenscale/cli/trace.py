@@ -20,7 +20,7 @@ from tokenscale.settings.manifests import (
     mixture_manifest,
     tokenizer_manifest,
 )
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import READERS, RunSettings
 
 if TYPE_CHECKING:
     from tokenscale.analysis.steps import Steps
@@ -57,6 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.analysis.steps import Steps
 
     settings, recorded, digest = _read_record(arguments.run)
+    if arguments.loss_spike and settings.arm in READERS:
+        raise UserError(
+            "a run that only reads has no loss.",
+            folder=arguments.run,
+            next="--step N shows the text of a step",
+        )
+    if settings.arm == "studies":
+        raise UserError(
+            "the studies' readers have rows and an order of their own, which no trace follows.",
+            folder=arguments.run,
+            next="trace a run of arm reader, which reads the same text",
+        )
     log = read_run(arguments.run, arguments.run.name, digest=digest)
     steps = Steps(merge(log.steps, events=log.events))
     inputs = _find_inputs(settings, recorded, project=_find_project(arguments.run))
@@ -203,7 +215,11 @@ def _describe_calm(run: str, heights: dict[int, tuple[float, str]]) -> str:
 
 
 def _losses(steps: "Steps") -> np.ndarray:
-    """Return the loss of each step in nats per label; NaN without labels."""
+    """Return the loss of each step in nats per label; NaN without labels, and of what only
+    reads.
+    """
+    if np.isnan(steps["loss_sum"]).all():
+        return np.full(len(steps.numbers), np.nan)
     labels = steps.sums("useful_tokens")
     return np.divide(
         steps.sums("loss_sum"), labels, out=np.full(len(labels), np.nan), where=labels > 0

@@ -184,7 +184,8 @@ def comparisons(
             last = validation[validation["last"].astype(bool)]
             numbers[LOSS] = last.set_index("run_id")["loss"].astype(float).to_dict()
         if training is not None:
-            numbers[TRAINING_LOSS] = training.set_index("run_id")["loss"].astype(float).to_dict()
+            known = training.dropna(subset=["loss"])  # what only reads has none
+            numbers[TRAINING_LOSS] = known.set_index("run_id")["loss"].astype(float).to_dict()
         main, refused = _primary_pairs(runs, primary, numbers=numbers)
         main = [
             replace(pair, parity=_find_parity(pair, runs, certificates=certificates))
@@ -552,6 +553,12 @@ def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[
     return shown, left
 
 
+def _only_read(pair: Pair) -> bool:
+    """Return whether the runs of a pair read and do not train, as their ids say."""
+    named = tuple(f"{arm}-" for arm in READERS)
+    return any(run_id.startswith(named) for run_id, _ in pair.values.values())
+
+
 def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
     """Return an answer for each comparison that is not exploratory: effect, spread with notes,
     verdict.
@@ -569,8 +576,7 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
             kind = "validation" if c.pair.quantity == LOSS else "training"
             text = f"{of} ends at {ratio}× the {kind} loss of {over}"
         else:
-            reads = any(f"arm={arm}" in c.pair.of for arm in READERS)
-            verb = "reads" if reads else "trains on"
+            verb = "reads" if _only_read(c.pair) else "trains on"
             text = f"{of} {verb} {ratio}× as many useful tokens per second as {over}{parity}"
         spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))
         if loss and r.n:

@@ -473,13 +473,22 @@ def compare(folder: Path) -> list[Judged]:
     with save.Tables(folder) as opened:
         compared, refused = paired_comparisons.read_comparisons(opened.rows, primary)
     tested = [found for found in compared if found.verdict != paired_comparisons.EXPLORATORY]
+    known = [
+        name
+        for name, quantity in JUDGED_QUANTITIES.items()
+        for found in tested
+        if found.pair.quantity == quantity and found.result.spread.n
+    ]
+    following = "name runs of equal steps, batches and machines, all of which ended"
+    if known:
+        following = f"--quantity {known[0]}, which both have"
     for found in tested:
         if not found.result.spread.n:
             raise UserError(
                 "these runs cannot be compared.",
                 quantity=paired_comparisons.QUANTITIES[found.pair.quantity][2],
                 reason=refused or "; ".join(found.notes) or "no repeat is in both sets",
-                next="name runs of equal steps, batches and machines, all of which ended",
+                next=following,
             )
     return tested
 
