@@ -45,9 +45,9 @@ def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
 
 def test_a_project_with_nothing_built_says_so(fresh):
     dry = fresh.snakemake("-n", "tokens").stdout
-    assert "5 stores and 3 other jobs would run.\n\nnew       not built yet\n" in dry
+    assert "4 stores and 3 other jobs would run.\n\nnew       not built yet\n" in dry
     assert (
-        "corpus small, records small, tokenizer bpe and 5 stores" in dry and "Job stats" not in dry
+        "corpus small, records small, tokenizer bpe and 4 stores" in dry and "Job stats" not in dry
     )
     dry = fresh.snakemake("-n").stdout
     assert len(dry.splitlines()) < 60 and "ways, ranks at scale demo, 4 of 4 runs to do" in dry
