@@ -960,12 +960,6 @@ TABLE = [
         "wall clock",
         "two-ranks",
     ),
-    Fault(
-        "clock of a run ahead of later runs",
-        lambda e, m: e.of("packed").shift(m, ["t_unix_s"]),
-        65.0,
-        "ahead of later runs|run.json",
-    ),
     # ---- the plan knows
     Fault(
         "a repeat that the table does not list",
