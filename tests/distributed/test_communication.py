@@ -222,27 +222,27 @@ SENT += [
 
 
 TIED = {"model": GPT2_PARTS}
+GROUPS = {str(layout): layout for layout in SENT}
+ALL = LAYOUTS | {name: of for name, of in GROUPS.items() if of not in LAYOUTS.values()}
 
 
 @pytest.mark.parametrize(
-    ("of", "precision"),
+    ("of", "precision", "layouts"),
     [
-        pytest.param(EVEN, "fp32", id="llama-fp32"),
-        pytest.param(TIED, "bf16", id="tied embeddings-bf16"),
-        pytest.param(EVEN, "bf16", id="llama-bf16", marks=pytest.mark.long),
-        pytest.param(TIED, "fp32", id="tied embeddings-fp32", marks=pytest.mark.long),
+        pytest.param(EVEN, "fp32", GROUPS, id="llama-fp32, groups"),
+        pytest.param(TIED, "bf16", ALL, id="tied embeddings-bf16"),
+        pytest.param(EVEN, "fp32", ALL, id="llama-fp32", marks=pytest.mark.long),
+        pytest.param(EVEN, "bf16", ALL, id="llama-bf16", marks=pytest.mark.long),
+        pytest.param(TIED, "fp32", ALL, id="tied embeddings-fp32", marks=pytest.mark.long),
     ],
 )
-def test_plan_states_the_bytes_that_each_rank_sends(of, precision):
+def test_plan_states_the_bytes_that_each_rank_sends(of, precision, layouts):
     """Beside weights, gradients and positions ranks send a few numbers: useful tokens and the square
     of the gradient's norm.
     """
-    names = {layout: str(layout) for layout in SENT} | {
-        layout: name for name, layout in LAYOUTS.items()
-    }
     cases = {
         name: run_of(layout, micro_batch=min(layout.pipeline, 2), precision=precision, **of)
-        for layout, name in names.items()
+        for name, layout in layouts.items()
         if precision == "bf16" or layout.gather != "bf16"
     }
     # as others run it: one micro-step, gathers in bf16, groups for the embedding and the head
