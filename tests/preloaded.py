@@ -4,7 +4,9 @@ tokenscale.
 # ruff: noqa: F401
 
 import gc
+import weakref
 
+import awkward  # gigatoken imports it when first used
 import docutils.core
 import duckdb
 import jinja2
@@ -29,5 +31,7 @@ import yte
 from snakemake.cli import get_argument_parser
 
 get_argument_parser()  # finds and imports Snakemake's plugins
+for finalizer in [*weakref.finalize._registry]:
+    finalizer.atexit = False  # torch's, of each of its operators: at the end of each job
 gc.collect()
 gc.freeze()  # what is here stays: no fork searches it for garbage, a third of a dry run's time
