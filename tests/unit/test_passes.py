@@ -299,7 +299,7 @@ GENERATED = {
 
 @pytest.mark.parametrize("approach", APPROACHES)
 @given(data=st.data())
-@settings(max_examples=35, **GENERATED)
+@settings(max_examples=20, **GENERATED)
 def test_a_pass_has_every_label_once(approach, data):
     """One approach at a time: of 200 examples of all of them, none may be a stream in several chunks."""
     check_reading(data.draw(readings(approach)))
