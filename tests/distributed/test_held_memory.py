@@ -24,7 +24,7 @@ from tokenscale.train.fake_world import count_step, fake_world, measure_step, sh
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
 
-pytestmark = [pytest.mark.slow(67), pytest.mark.distributed]
+pytestmark = [pytest.mark.slow(30), pytest.mark.distributed]
 LENGTH = 24
 RANKS = 4
 ROWS = 4
