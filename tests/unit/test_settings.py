@@ -24,7 +24,15 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureStage
 from tokenscale.settings.options import LARGEST, decode, from_json, raise_errors
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import OptimizerSettings, RunSettings, StorageSettings
+from tokenscale.settings.run import (
+    BudgetSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    StorageSettings,
+    find_difference,
+    find_other_schedule,
+)
 from tokenscale.train.parallel.world import World
 from tokenscale.train.trainer import Trainer
 
@@ -294,6 +302,34 @@ def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
     )
     assert layout.node_problem(4) is None and layout.node_problem(2) is None
     assert "tensor 2 fits" in LayoutSettings(tensor=4).node_problem(2)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "found"),
+    [
+        ({}, {}, None),
+        ({"seed": 1}, {"seed": 1, "micro_batch": 1}, None),
+        ({}, {"model": replace(PRESETS["llama-tiny"], name="own")}, None),
+        ({"seed": 1}, {}, ("seed", 1, "the default")),
+        ({}, {"seed": 1}, ("seed", "the default", 1)),
+        ({"seed": 1, "repeat": 2}, {}, ("repeat", 2, "the default")),
+    ],
+)
+def test_the_first_setting_that_prevents_resuming_is_named_with_both_values(theirs, mine, found):
+    assert find_difference(run(**theirs), run(**mine)) == found
+
+
+def test_steps_within_one_warm_up_had_the_same_learning_rates_whatever_follows():
+    theirs, mine, longer = (
+        run(
+            schedule=ScheduleSettings("linear", warmup_steps, floor=floor),
+            budget=BudgetSettings(steps=9),
+        )
+        for warmup_steps, floor in ((4, 0.1), (4, 0.2), (5, 0.1))
+    )
+    assert find_other_schedule(theirs, mine, steps=4) == {}
+    assert find_other_schedule(theirs, mine, steps=5) == {"schedule.floor": 0.1}
+    assert find_other_schedule(theirs, longer, steps=4) == {"schedule.warmup_steps": 4}
 
 
 PATHS = {
