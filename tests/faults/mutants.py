@@ -27,7 +27,8 @@ FUNCTIONS = {
     "train/parallel/sharding.py: fill_buckets _all_reduce": "tests/distributed/test_parity.py",
     "train/models/attention.py: Bounds.positions Bounds.mask Bounds.lengths": "attention",
     "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading tests/faults/test_power_cut.py",
-    "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py",
+    "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py "
+    "tests/faults/test_power_cut.py",
     "costs/schedule.py: steps_of epoch_ends learning_rate": "training",
     (
         "data/order/permutation.py: permute _shuffle _feistel get_samples row_digests rank_slots "
@@ -42,7 +43,7 @@ FUNCTIONS = {
     "referee/statistics.py: summary summarize_pairs sign_flip_p verdict holm": "statistics analysis_claims",
     "referee/claims.py: find_edges _test_points judge_cell": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
-    "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",
+    "settings/run.py: find_difference find_other_schedule": "settings tests/faults/test_resume.py",
     "base/files.py: atomic is_sealed read_record": "launch_lock records tests/faults/test_power_cut.py",
 }
 #: parts of lines, before or after the change, whose mutants change speed or memory alone, or

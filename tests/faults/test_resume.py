@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import tokenscale
 from tests import served
@@ -38,8 +39,8 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.train import trainer
-from tokenscale.train.checkpoint import Checkpoint, read_model
+from tokenscale.train import resume, trainer
+from tokenscale.train.checkpoint import Checkpoint, Piece, State, read_model
 from tokenscale.train.loop import Training, train
 from tokenscale.train.parallel.world import World
 from tokenscale.train.resume import Checkpoints
@@ -93,6 +94,88 @@ def stopped(lab, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     interrupted(run, lab.inputs(run), folder, at=8)
     return folder
+
+
+def checkpoints_of(folder: Path, digest="a", **asked) -> Checkpoints:
+    """Checkpoints of a run without a training, written at once."""
+    run = run_of(checkpoints=CheckpointSettings(asynchronous=False, **asked))
+    return Checkpoints(run, folder, ALONE, {"digest": digest}, None)
+
+
+def save_state(checkpoints: Checkpoints, step: int) -> None:
+    facts = {"run_id": "tiny", "run": {}, "model": {}, "loss_scale": {}, "step": step}
+    facts |= {"begins_at": 0, "budget": {"useful_tokens": step, "seconds": 1.0, "warm": 0.0}}
+    state = State({"model.a": Piece.of(torch.full((9,), float(step)))})
+    checkpoints.save(f"step={step:08d}", "resume", state, facts)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, []),
+        ({"at_start": True}, [0]),
+        ({"every": 5}, [5, 10]),
+        ({"each_epoch": True}, [4, 8]),
+        ({"each_epoch": True, "every": 5}, [4, 5, 8, 10]),
+        ({"keep_resume_state": True}, [12]),
+    ],
+)
+def test_states_are_due_when_they_are_asked_for(tmp_path, asked, expected):
+    checkpoints = checkpoints_of(tmp_path, **asked)
+    due = [
+        done
+        for done in range(STEPS + 1)
+        if checkpoints.due(done, epoch_ended=done % 4 == 0, last=done == STEPS)
+    ]
+    assert due == expected
+
+
+def test_a_state_is_logged_with_its_bytes_and_seconds_and_only_the_newest_are_kept(tmp_path):
+    checkpoints = checkpoints_of(tmp_path, keep_last=2)
+    for step in (9, 10, 11):
+        save_state(checkpoints, step)
+    kept = sorted(checkpoints.folder.iterdir())
+    assert [folder.name for folder in kept] == ["step=00000010", "step=00000011"]
+    names, sizes, seconds = zip(*checkpoints.seconds, strict=True)
+    assert names == ("step=00000009", *(folder.name for folder in kept))
+    assert sizes[1:] == tuple(sum(f.stat().st_size for f in folder.iterdir()) for folder in kept)
+    assert 0 < min(seconds) and max(seconds) < 60
+
+
+def test_the_newest_state_of_this_code_is_chosen_and_damaged_ones_are_put_aside(tmp_path, capsys):
+    for step, digest in ((1, "a"), (2, "a"), (3, "b"), (4, "a")):
+        save_state(checkpoints_of(tmp_path, digest, keep_last=9), step)
+    events = tmp_path / "attempt=00/rank=00000/events.jsonl"
+    events.parent.mkdir(parents=True)
+    events.write_text('{"event":"checkpoint","status":"step=00000004"}\n')
+    newest = tmp_path / "checkpoints/step=00000004"
+    (newest / "rank=00000.safetensors").write_bytes(b"")
+    damaged = newest.with_name(newest.name + ".damaged")
+    shutil.copytree(newest, damaged / "of an earlier attempt")
+    assert checkpoints_of(tmp_path).newest().folder.name == "step=00000002"
+    assert not newest.exists() and (damaged / "rank=00000.safetensors").is_file()
+    told = capsys.readouterr().out
+    assert f"put aside as {damaged.name}" in told and "is missing" not in told
+    assert checkpoints_of(tmp_path, "c").newest() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (TimeoutError("a rank failed"), TimeoutError),
+        (OSError("full"), UserError),
+        (SafetensorError("full"), UserError),
+    ],
+)
+def test_a_checkpoint_that_is_not_written_is_one_message_but_for_another_ranks_failure(
+    tmp_path, monkeypatch, error, raised
+):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(resume, "commit", fail)
+    with pytest.raises(raised, match="could not be written|a rank failed"):
+        save_state(checkpoints_of(tmp_path), 1)
 
 
 @pytest.mark.parametrize(
