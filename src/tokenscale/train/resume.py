@@ -218,7 +218,7 @@ class Checkpoints:
                 return
             if self._tokenizer is not None:
                 copy = partial_of(folder) / "tokenizer"
-                shutil.copytree(self._tokenizer, copy, dirs_exist_ok=True)
+                shutil.copytree(self._tokenizer, copy)
                 sync_tree(copy)
             commit(folder, world_size=self._world.size, record=record)
         except TimeoutError:
