@@ -139,7 +139,7 @@ def test_a_state_is_logged_with_its_bytes_and_seconds_and_only_the_newest_are_ke
     names, sizes, seconds = zip(*checkpoints.seconds, strict=True)
     assert names == ("step=00000009", *(folder.name for folder in kept))
     assert sizes[1:] == tuple(sum(f.stat().st_size for f in folder.iterdir()) for folder in kept)
-    assert 0 < min(seconds) and max(seconds) < 60
+    assert min(seconds) > 0 and max(seconds) < 60
 
 
 def test_the_newest_state_of_this_code_is_chosen_and_damaged_ones_are_put_aside(tmp_path, capsys):
