@@ -7,6 +7,7 @@ import gzip
 import json
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,45 @@ def test_a_loaded_budget_is_the_saved_one(budget):
     assert loaded.share(3) == pytest.approx(
         {"steps": 3 / 9, "useful_tokens": 300 / 900, "wall_s": 2 / 5}[[*budget][0]]
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("budget", "shares"),
+    [
+        ({"steps": 3}, [1 / 3, 2 / 3, 1]),
+        ({"useful_tokens": 30}, [12 / 30, 24 / 30, 1]),
+        ({"wall_s": 3.5}, [0, 2 / 3.5, 1]),
+    ],
+)
+def test_two_ranks_have_one_count_one_clock_and_one_end(monkeypatch, rank, budget, shares):
+    """The clock is rank 0's, and both stop a step after one of them was asked to."""
+    world = World(rank, 2, rank, torch.device("cpu"))
+    shared = budgets.Budget(BudgetSettings(**budget), budget.get("steps"), world, 0)
+    found = []
+    for step in range(3):
+        other = torch.tensor([7, rank * 2.0 * step, 0], dtype=torch.float64)
+        monkeypatch.setattr(
+            torch.distributed, "all_reduce", partial(torch.Tensor.add_, other=other)
+        )
+        assert shared.exchange(5, stop_requested=step == 1) == 12
+        found.append((shared.after(step, 2.0), shared.stop, shared.share(step + 1)))
+    ended = [False, False, True]
+    assert found == list(zip(ended, ended, map(pytest.approx, shares), strict=True))
+    counted = shared.state()
+    assert (counted["useful_tokens"], counted["seconds"]) == (36, 6)
+
+
+def test_rows_of_two_ranks_are_counted_by_one_of_them(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums: sums.add_(7))
+    world = World(1, 2, 1, torch.device("cpu"))
+    assert budgets.Budget(BudgetSettings(steps=3), 3, world, 0, counts=False).exchange(5) == 7
+
+
+def test_one_rank_stops_after_the_step_in_which_it_was_asked_to():
+    alone = budgets.Budget(BudgetSettings(steps=3), 3, WORLD, 0)
+    assert alone.exchange(5, stop_requested=True) == 5
+    assert not alone.after(0, 1.0) and alone.stop
 
 
 def test_so_many_steps_without_a_label_after_one_with_labels_end_a_run():
