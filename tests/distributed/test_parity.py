@@ -2,6 +2,7 @@
 some steps.
 """
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -289,6 +290,17 @@ def test_the_gradient_is_that_of_one_process():
                 np.testing.assert_allclose(
                     together[name], values, err_msg=f"{case}: {name}", **TOLERANCE
                 )
+
+
+def test_a_bucket_ends_with_the_tensor_that_fills_it(monkeypatch):
+    monkeypatch.setattr(sharding, "BUCKET", 4)
+    for sizes in itertools.product(range(1, 6), repeat=4):
+        tensors = {f"of {size}, {at}": torch.empty(size) for at, size in enumerate(sizes)}
+        buckets = sharding.fill_buckets(tensors)
+        assert [name for names in buckets for name in names] == list(tensors)
+        counts = [[tensors[name].numel() for name in names] for names in buckets]
+        assert all(sum(values) >= 4 for values in counts[:-1])
+        assert all(sum(values[:-1]) < 4 for values in counts)
 
 
 def reduce_small(world, mean):
