@@ -1,3 +1,4 @@
+import copy
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettin
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.losses import cross_entropy_sum
 from tokenscale.train.optimizer import LossScale, adamw, total_norm, update
+from tokenscale.train.parallel.sharding import BucketListener
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer
@@ -111,12 +113,14 @@ def test_a_loss_scale_follows_the_rule_of_gradscaler():
         assert mine.scale.item() == theirs.get_scale()
 
 
+def trainer_of(**changes) -> Trainer:
+    run = RunSettings(model=MICRO, sequence_length=16, optimizer=SETTINGS, **changes)
+    return Trainer(run, run.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
+
+
 @pytest.mark.parametrize("useful", [1, 3])
 def test_a_step_takes_the_mean_over_the_useful_tokens(useful):
-    run = RunSettings(
-        model=MICRO, sequence_length=16, global_batch=2, micro_batch=1, optimizer=SETTINGS
-    )
-    trainer = Trainer(run, run.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
+    trainer = trainer_of(global_batch=2, micro_batch=1)
     tokens = np.ones((2, 16), np.int64)
     labels = np.full((2, 16), -100)
     labels.flat[:useful] = 1
@@ -129,6 +133,58 @@ def test_a_step_takes_the_mean_over_the_useful_tokens(useful):
         Batch.from_arrays(tokens, labels, 0), torch.tensor(float(useful)), 1e-3, HostTimer()
     )
     assert found.norm.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_without_a_label_has_no_gradient_and_is_finite():
+    trainer = trainer_of(global_batch=2, micro_batch=1)
+    batch = Batch.from_arrays(np.ones((2, 16), np.int64), np.full((2, 16), -100), 0)
+    found = trainer.step(batch, torch.tensor(0.0), 1e-3, HostTimer())
+    assert (found.loss_sum, found.norm, found.bad) == (0, 0, 0)
+
+
+def test_steps_in_passes_of_two_rows_are_those_of_plain_torch():
+    """The loss scale, whatever it is, changes nothing."""
+    trainer = trainer_of(global_batch=5, micro_batch=2)
+    trainer.loss_scale.scale = torch.tensor(1024.0)
+    model = copy.deepcopy(trainer.model)
+    optimizer = adamw(model.parameters(), SETTINGS)
+    draw = np.random.default_rng(0)
+    for rate in (1e-2, 2e-2, 1e-2):
+        tokens, labels = draw.integers(0, 64, (2, 5, 16))
+        loss = cross_entropy_sum(model(torch.tensor(tokens)), torch.tensor(labels))
+        (loss / labels.size).backward()
+        norm = torch.nn.utils.clip_grad_norm_(list(model.parameters()), SETTINGS.clip_norm)
+        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        batch = Batch.from_arrays(tokens, labels, 0)
+        found = trainer.step(batch, torch.tensor(float(labels.size)), rate, HostTimer())
+        torch.testing.assert_close(found.loss_sum, loss)
+        torch.testing.assert_close(found.norm, norm)
+    for mine, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("listens", [False, True])
+def test_each_part_of_a_step_is_a_lap_of_its_timer(waits, listens):
+    """Of a layout that reduces buckets in backward, and of one that reduces gradients after it."""
+    trainer = trainer_of(global_batch=2, micro_batch=1)
+    trainer.shards.reduces_after_backward = waits
+    trainer.parallel.bucket_listener = BucketListener() if listens else None
+    timer = HostTimer()
+    laps = []
+    timer.lap = laps.append
+    tokens = np.ones((2, 16), np.int64)
+    trainer.step(Batch.from_arrays(tokens, tokens, 0), torch.tensor(32.0), 1e-3, timer)
+    expected = ["h2d", "forward", "backward", "h2d", "forward"]
+    expected.append("exposed_communication" if listens else "backward")
+    if waits:
+        expected.append("exposed_communication")
+    assert laps == [*expected, "optimizer"]
+    if listens:
+        trainer.parallel.bucket_listener.on_ready()
+        assert laps[-1] == "backward"
 
 
 def test_only_matrices_decay():
