@@ -159,12 +159,16 @@ def test_one_rank_stops_after_the_step_in_which_it_was_asked_to():
     assert not alone.after(0, 1.0) and alone.stop
 
 
-def test_so_many_steps_without_a_label_after_one_with_labels_end_a_run():
-    budget = budgets.Budget(BudgetSettings(steps=999), 999, WORLD, 0)
-    for useful_tokens in [0, 5, *[0] * (budgets.UNLABELLED_STEPS - 1)]:
+@pytest.mark.parametrize(("settings", "later"), [({"steps": 999}, 0), ({"wall_s": 999}, 1)])
+def test_so_many_steps_without_a_label_after_one_with_labels_end_a_run(settings, later):
+    """Labels that ranks count together are read a step later."""
+    budget = budgets.Budget(BudgetSettings(**settings), settings.get("steps"), WORLD, 0)
+    for useful_tokens in [0, 5, *[0] * (budgets.UNLABELLED_STEPS - 1 + later)]:
         budget.exchange(useful_tokens)
+        budget.after(0, seconds=1.0)
         budget.check_labels(ended=False)
     budget.exchange(0)
+    budget.after(0, seconds=1.0)
     with pytest.raises(UserError, match=f"{budgets.UNLABELLED_STEPS} steps in a row"):
         budget.check_labels(ended=False)
 
