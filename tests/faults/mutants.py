@@ -24,7 +24,11 @@ FUNCTIONS = {
     "tests/distributed/test_held_memory.py",
     "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training training_loop",
     "train/optimizer.py: update total_norm LossScale.update": "training training_loop",
-    "train/parallel/sharding.py: fill_buckets _all_reduce": "tests/distributed/test_parity.py",
+    "train/parallel/sharding.py: fill_buckets _all_reduce": (
+        "tests/distributed/test_parity.py::test_a_bucket_ends_with_the_tensor_that_fills_it "
+        "tests/distributed/test_parity.py::"
+        "test_small_gradients_share_an_all_reduce_and_each_gets_its_own_sum"
+    ),
     "train/models/attention.py: Bounds.positions Bounds.mask Bounds.lengths": "attention",
     "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading tests/faults/test_power_cut.py",
     "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py "
@@ -52,8 +56,9 @@ EQUIVALENT = (
     "if last - first > 8:",
     "window: int = 1 << 18",
     "(n + 1) // 2 + (2))",  # the loop ends before
-    "(len(bucket) >= 1)",  # a copy of one tensor
+    *("(len(bucket) >= 1)", "len(bucket) > (0)"),  # a copy of one tensor
     "bucket[(-1)].contiguous()",  # the only one
+    "flat is not bucket[(-1)]",  # the only one, or a copy of all
     "for values in bucket]), strict=(False)",  # as many parts as tensors
     "spaces = 0  # bit",
     "sum(dim=(1), keepdim=True)",  # the last of two dimensions
@@ -83,6 +88,10 @@ EQUIVALENT = (
     "time.sleep(0.02) → pass",  # asks as often as it can
     "into.ids.max(initial=(1)",  # a batch has tokens
     "len(self._parts) == (0)",  # the slower of two ways to the same rows
+    "flush=(False)",  # a line is read later
+    # as many numbers as dimensions
+    *(f"{names}, strict=(False)" for names in ("zip(low, high", "others, extent")),
+    "time.monotonic() >= deadline",  # at one instant
     "ScheduleSettings, share: float = (",  # read only where callers pass it
 )
 #: seconds of processor time: of tests as they are, at most; after which a mutant hangs, and how many
