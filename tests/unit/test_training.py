@@ -135,8 +135,9 @@ def test_a_step_takes_the_mean_over_the_useful_tokens(useful):
     assert found.norm.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_step_without_a_label_has_no_gradient_and_is_finite():
-    trainer = trainer_of(global_batch=2, micro_batch=1)
+@pytest.mark.parametrize("loss_chunk", [0, 5])
+def test_a_step_without_a_label_has_no_gradient_and_is_finite(loss_chunk):
+    trainer = trainer_of(global_batch=2, micro_batch=1, loss_chunk=loss_chunk)
     batch = Batch.from_arrays(np.ones((2, 16), np.int64), np.full((2, 16), -100), 0)
     found = trainer.step(batch, torch.tensor(0.0), 1e-3, HostTimer())
     assert (found.loss_sum, found.norm, found.bad) == (0, 0, 0)
