@@ -442,3 +442,24 @@ def test_a_rank_holds_its_share_and_no_more():
         for rank in ranks:
             for (kind, size), share in zip(rank.items(), shares[name], strict=True):
                 assert size / all_of_it[kind] == pytest.approx(share, rel=0.02), (name, kind)
+
+
+def gradients_left(world, run):
+    """(share of parameters, number of their rows that this rank updates) with a gradient after a
+    step; all are zero.
+    """
+    trainer = trainer_of(run, world)
+    trainer.step(*batch_of(0, world, run.layout), 1e-3, HostTimer())
+    gradients = [weight.grad for weight in trainer.model.parameters()]
+    left = [gradient for gradient in gradients if gradient is not None]
+    assert not any(gradient.any() for gradient in left)
+    rows = [tensor.grad for tensor in trainer.shards.tensors if not tensor.requires_grad]
+    return len(left) / len(gradients), sum(gradient is not None for gradient in rows)
+
+
+def test_gradients_in_buckets_alone_stay_from_step_to_step():
+    """New ones would stand beside the buckets; all others are given back."""
+    expected = {"single": (0, 0), "ddp@2": (1, 0), "zero1@2": (1, 0), "zero2@2": (0, 0)}
+    cases = {name: run_of(LAYOUTS.get(name, ONE)) for name in expected}
+    for name, ranks in on_ranks(each, cases, gradients_left).items():
+        assert set(ranks) == {expected[name]}, name
