@@ -20,8 +20,14 @@ UNIT = "tests/unit/test_{}.py"
 #: file of src/tokenscale: functions → test files of tests/unit, or paths, beside its own examples
 FUNCTIONS = {
     "train/models/losses.py: _loss_and_gradient": "losses",
-    "train/trainer.py: Trainer.step forward_backward": "training training_loop tests/distributed/test_parity.py "
-    "tests/distributed/test_held_memory.py",
+    "train/trainer.py: Trainer.step forward_backward": (
+        "training training_loop "
+        "tests/distributed/test_parity.py::test_gradients_in_buckets_alone_stay_from_step_to_step "
+        "tests/distributed/test_parity.py::"
+        "test_weights_losses_and_norms_after_some_steps_are_those_of_one_process[zero1@2-plain] "
+        "tests/distributed/test_parity.py::"
+        "test_weights_losses_and_norms_after_some_steps_are_those_of_one_process[ddp@2-plain]"
+    ),
     "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training training_loop",
     "train/optimizer.py: update total_norm LossScale.update": "training training_loop",
     "train/parallel/sharding.py: fill_buckets _all_reduce": (
