@@ -69,6 +69,16 @@ def test_an_update_is_that_of_torch_clipping_and_adamw(limit, fused):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("norm", [0.0, 1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("limit", [1e-9, 1e-3, 1.0])
+def test_clipping_has_the_coefficient_of_torch_however_small_the_norm(norm, limit):
+    theirs, mine = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    theirs.grad, mine.grad = (torch.tensor([norm]) for _ in range(2))
+    torch.nn.utils.clip_grad_norm_([theirs], limit)
+    update(adamw([mine], SETTINGS), torch.tensor(norm), limit, torch.ones(()))
+    torch.testing.assert_close(mine.grad, theirs.grad, atol=0, rtol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     model = decoder()
@@ -96,6 +106,15 @@ def test_the_norm_of_a_large_gradient_is_exact_to_fp32_in_any_number_of_shards(s
     gradient = torch.randn(2000, 2000)
     found = total_norm(list(gradient.T.chunk(shards)))  # not contiguous
     torch.testing.assert_close(found.double(), gradient.double().norm(), atol=0, rtol=5e-7)
+
+
+def test_the_norm_of_all_ranks_overflows_only_where_it_is_too_large_itself(monkeypatch):
+    """Of a rank with gradients, and of one without any; the other rank's norm is 4e30."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda squared, group: squared.add_(16e60))
+    device = torch.device("cpu")
+    for gradients, expected in (([torch.tensor([3e30])], 5e30), ([], 4e30)):
+        found = total_norm(gradients, group=object(), device=device)
+        assert found.item() == pytest.approx(expected) and found.dtype == torch.float32
 
 
 def test_a_loss_scale_follows_the_rule_of_gradscaler():
