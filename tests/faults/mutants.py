@@ -98,6 +98,7 @@ EQUIVALENT = (
     # as many numbers as dimensions
     *(f"{names}, strict=(False)" for names in ("zip(low, high", "others, extent")),
     "time.monotonic() >= deadline",  # at one instant
+    "good = ((self._good + 1) / (1 - found_inf))",  # infinity, which is set to zero, too
     "ScheduleSettings, share: float = (",  # read only where callers pass it
 )
 #: seconds of processor time: of tests as they are, at most; after which a mutant hangs, and how many
