@@ -77,36 +77,6 @@ def plain(lab, tmp_path_factory):
 # --- budgets
 
 
-@pytest.mark.parametrize("approach", ["packed", "padded", "padding-free"])
-def test_epochs_are_passes_over_what_the_approach_reads(lab, tmp_path, approach):
-    run = small_run(approach, budget=BudgetSettings(epochs=1.5))
-    steps, _ = trained(lab, tmp_path, run)
-    rows = lab.batches(run).rows_per_epoch()
-    assert len(steps) * 6 >= 1.5 * rows > (len(steps) - 1) * 6
-    assert steps[-1]["learning_rate"] == pytest.approx(0.1 * 3e-3), (
-        "the schedule ends with the budget"
-    )
-
-
-def test_useful_tokens_end_with_the_step_that_reaches_them(lab, tmp_path):
-    run = small_run(
-        "padded",
-        budget=BudgetSettings(useful_tokens=900),
-        schedule=ScheduleSettings(warmup_steps=0),
-    )
-    steps, _ = trained(lab, tmp_path, run)
-    counts = [step["useful_tokens"] for step in steps]
-    assert sum(counts) >= 900 > sum(counts[:-1])
-    shares = [sum(counts[:number]) / 900 for number in range(len(counts))]
-    rates = [
-        learning_rate(number, None, 3e-3, run.schedule, share)
-        for number, share in enumerate(shares)
-    ]
-    assert rates[0] == 3e-3 > rates[-1] and [
-        step["learning_rate"] for step in steps
-    ] == pytest.approx(rates)
-
-
 @pytest.mark.parametrize("budget", [{"steps": 9}, {"useful_tokens": 900}, {"wall_s": 5}])
 def test_a_loaded_budget_is_the_saved_one(budget):
     saved = {"useful_tokens": 300.0, "seconds": 3.0, "warm": 0.2} | (
@@ -177,6 +147,36 @@ def test_the_share_of_a_budget_that_the_last_step_exceeds_is_all_of_it():
     budget = budgets.Budget(BudgetSettings(useful_tokens=900), None, WORLD, 0)
     budget.load({"useful_tokens": 950.0, "seconds": 3.0, "warm": 0.2})
     assert budget.share(3) == 1.0
+
+
+@pytest.mark.parametrize("approach", ["packed", "padded", "padding-free"])
+def test_epochs_are_passes_over_what_the_approach_reads(lab, tmp_path, approach):
+    run = small_run(approach, budget=BudgetSettings(epochs=1.5))
+    steps, _ = trained(lab, tmp_path, run)
+    rows = lab.batches(run).rows_per_epoch()
+    assert len(steps) * 6 >= 1.5 * rows > (len(steps) - 1) * 6
+    assert steps[-1]["learning_rate"] == pytest.approx(0.1 * 3e-3), (
+        "the schedule ends with the budget"
+    )
+
+
+def test_useful_tokens_end_with_the_step_that_reaches_them(lab, tmp_path):
+    run = small_run(
+        "padded",
+        budget=BudgetSettings(useful_tokens=900),
+        schedule=ScheduleSettings(warmup_steps=0),
+    )
+    steps, _ = trained(lab, tmp_path, run)
+    counts = [step["useful_tokens"] for step in steps]
+    assert sum(counts) >= 900 > sum(counts[:-1])
+    shares = [sum(counts[:number]) / 900 for number in range(len(counts))]
+    rates = [
+        learning_rate(number, None, 3e-3, run.schedule, share)
+        for number, share in enumerate(shares)
+    ]
+    assert rates[0] == 3e-3 > rates[-1] and [
+        step["learning_rate"] for step in steps
+    ] == pytest.approx(rates)
 
 
 def test_flops_are_those_of_the_formula(lab, tmp_path):
