@@ -28,7 +28,7 @@ FUNCTIONS = {
         "tests/distributed/test_parity.py::"
         "test_weights_losses_and_norms_after_some_steps_are_those_of_one_process[ddp@2-plain]"
     ),
-    "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training training_loop",
+    "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training_loop training",
     "train/optimizer.py: update total_norm LossScale.update": "training training_loop",
     "train/parallel/sharding.py: fill_buckets _all_reduce": (
         "tests/distributed/test_parity.py::test_a_bucket_ends_with_the_tensor_that_fills_it "
