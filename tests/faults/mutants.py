@@ -17,7 +17,8 @@ from pathlib import Path
 from tests.faults.mutations import copy_to, run_tests, write
 
 UNIT = "tests/unit/test_{}.py"
-#: file of src/tokenscale: functions → test files of tests/unit, or paths, beside its own examples
+#: file of src/tokenscale: functions → test files of tests/unit, or paths, beside its own examples;
+#: quick ones first
 FUNCTIONS = {
     "train/models/losses.py: _loss_and_gradient": "losses",
     "train/trainer.py: Trainer.step forward_backward": (

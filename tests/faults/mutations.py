@@ -388,9 +388,20 @@ def write(path: Path, text: str) -> None:
     os.utime(path, (later, later))
 
 
+class _AsListed:
+    """Plugin of pytest: tests run in the order of their list, quick ones first."""
+
+    def __init__(self, tests: list[str]):
+        self._tests = tests
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: [not item.nodeid.startswith(test) for test in self._tests])
+
+
 def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, str]:
-    """Run tests in a copy of the project but for long ones, up to the first that fails: (pytest's
-    exit code, its output).
+    """Run tests in a copy of the project but for long ones, in their order and up to the first that
+    fails: (pytest's exit code, its output).
 
     Runs in a fork of this process, which has imported the packages. Negative where it was ended
     after `limit_s` of CPU time.
@@ -407,8 +418,9 @@ def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, 
         sys.path[:0] = [f"{folder}/src", str(folder)]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "tokenscale")]:
             del sys.modules[name]
+        torch.set_num_threads(1)  # as the tests' own variables say, which come too late here
         options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not long"]
-        os._exit(pytest.main([*options, *tests]))
+        os._exit(pytest.main([*options, *tests], plugins=[_AsListed(tests)]))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests had started
