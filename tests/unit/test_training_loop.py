@@ -123,10 +123,12 @@ def test_rows_of_two_ranks_are_counted_by_one_of_them(monkeypatch):
     assert budgets.Budget(BudgetSettings(steps=3), 3, world, 0, counts=False).exchange(5) == 7
 
 
-def test_one_rank_stops_after_the_step_in_which_it_was_asked_to():
+def test_one_rank_counts_its_tokens_and_stops_after_the_step_in_which_it_was_asked_to():
     alone = budgets.Budget(BudgetSettings(steps=3), 3, WORLD, 0)
-    assert alone.exchange(5, stop_requested=True) == 5
-    assert not alone.after(0, 1.0) and alone.stop
+    for step in range(2):
+        assert alone.exchange(5, stop_requested=step == 1) == 5
+        assert (alone.after(step, 1.0), alone.stop) == (False, step == 1)
+    assert alone.state()["useful_tokens"] == 10
 
 
 @pytest.mark.parametrize(("settings", "later"), [({"steps": 999}, 0), ({"wall_s": 999}, 1)])
