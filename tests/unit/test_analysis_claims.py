@@ -191,6 +191,16 @@ def test_points_are_tested_by_ratios_or_differences_to_the_edge(tmp_path, values
     assert found.cells[0].p == pytest.approx(sign_flip_p(distances)[0])
 
 
+@pytest.mark.parametrize("values", [[1, 2, 2.5, 3, 6, 9, 10], [2.9, 2.95, 2.98, 3, 6, 7, 8]])
+def test_a_median_at_an_edge_of_the_margin_is_tested_at_both_edges(values):
+    """The larger p is that of this edge for the first points, of the other edge for the second."""
+    equal = claim(direction="equal", bound=4.0, margin=0.25)
+    for x, edge in ((np.array(values), 3), (15 / np.array(values), 5)):
+        near, far = (sign_flip_p(np.log(x / tested)) for tested in (3, 5))
+        assert np.median(x) == edge and near != far
+        assert claims._test_points(equal, x) == max(near, far)
+
+
 @pytest.mark.parametrize(
     ("times", "which", "verdict", "p"),
     [
