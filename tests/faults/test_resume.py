@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ from tokenscale.settings.run import (
     ValidationSettings,
 )
 from tokenscale.train import resume, trainer
-from tokenscale.train.checkpoint import Checkpoint, Piece, State, read_model
+from tokenscale.train.checkpoint import Checkpoint, Piece, State, commit, read_model
 from tokenscale.train.loop import Training, train
 from tokenscale.train.parallel.world import World
 from tokenscale.train.resume import Checkpoints
@@ -109,6 +109,12 @@ def save_state(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.save(f"step={step:08d}", "resume", state, facts)
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Files of a rank that do not come fail a test soon."""
+    monkeypatch.setattr(resume, "commit", partial(commit, patience_s=1))
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -130,6 +136,7 @@ def test_states_are_due_when_they_are_asked_for(tmp_path, asked, expected):
     assert due == expected
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_state_is_logged_with_its_bytes_and_seconds_and_only_the_newest_are_kept(tmp_path):
     checkpoints = checkpoints_of(tmp_path, keep_last=2)
     for step in (9, 10, 11):
@@ -142,6 +149,7 @@ def test_a_state_is_logged_with_its_bytes_and_seconds_and_only_the_newest_are_ke
     assert min(seconds) > 0 and max(seconds) < 60
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_newest_state_of_this_code_is_chosen_and_damaged_ones_are_put_aside(tmp_path, capsys):
     for step, digest in ((1, "a"), (2, "a"), (3, "b"), (4, "a")):
         save_state(checkpoints_of(tmp_path, digest, keep_last=9), step)
