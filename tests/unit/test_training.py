@@ -16,6 +16,7 @@ from tokenscale.train.optimizer import LossScale, adamw, total_norm, update
 from tokenscale.train.parallel.sharding import BucketListener
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.profiling import Probe
 from tokenscale.train.trainer import Trainer
 
 #: the epsilon keeps Adam from magnifying rounding where a gradient is nearly zero
@@ -205,6 +206,20 @@ def test_each_part_of_a_step_is_a_lap_of_its_timer(waits, listens):
     if listens:
         trainer.parallel.bucket_listener.on_ready()
         assert laps[-1] == "backward"
+
+
+def test_activations_are_measured_in_the_first_pass_which_has_the_most_rows():
+    measured = []
+    for rows in (2, 5):
+        trainer = trainer_of(global_batch=rows, micro_batch=2)
+        probe = Probe(
+            trainer.model, trainer.world.device, trainer.run, trainer.shards.held_gradients
+        )
+        tokens = np.ones((rows, 16), np.int64)
+        batch = Batch.from_arrays(tokens, tokens, 0)
+        trainer.step(batch, torch.tensor(float(tokens.size)), 1e-3, HostTimer(), probe)
+        measured.append(probe.bytes["activations_bytes"])
+    assert measured[0] == measured[1] > 0
 
 
 def test_only_matrices_decay():
