@@ -162,7 +162,13 @@ def test_every_part_is_read_from_any_pieces(tmp_path):
             assert part.dtype == dtype and torch.equal(part.double(), whole[place].double())
 
 
-def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_checkpoint_of_a_name_replaces_the_first_and_leaves_nothing_beside_it(
+    tmp_path, killed
+):
+    """Nor does it leave what an earlier replacement, which was killed, had put aside."""
+    if killed:
+        write_checkpoint(tmp_path / "best.old", [{"model.a": Piece.of(torch.zeros(3))}])
     for value in (1.0, 2.0):
         folder = write_checkpoint(
             tmp_path / "best", [{"model.a": Piece.of(torch.full((3,), value))}]
