@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 from dataclasses import replace
 
@@ -220,6 +221,18 @@ def test_activations_are_measured_in_the_first_pass_which_has_the_most_rows():
         trainer.step(batch, torch.tensor(float(tokens.size)), 1e-3, HostTimer(), probe)
         measured.append(probe.bytes["activations_bytes"])
     assert measured[0] == measured[1] > 0
+
+
+def test_gradients_are_measured_after_the_pass_that_has_the_most():
+    trainer = trainer_of(global_batch=5, micro_batch=2)
+    held = itertools.chain([1, 3, 2], itertools.repeat(1))
+    probe = Probe(
+        trainer.model, trainer.world.device, trainer.run, lambda: [torch.zeros(next(held))]
+    )
+    tokens = np.ones((5, 16), np.int64)
+    batch = Batch.from_arrays(tokens, tokens, 0)
+    trainer.step(batch, torch.tensor(float(tokens.size)), 1e-3, HostTimer(), probe)
+    assert probe.bytes["gradients_bytes"] == 3 * 4
 
 
 def test_only_matrices_decay():
