@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests import logs
 from tests.corpora import Lab, make_run, take, texts_around
 from tokenscale.analysis.queries import query
-from tokenscale.arms import studies
+from tokenscale.arms import reader, studies
 from tokenscale.arms.reader import read
 from tokenscale.base import page_cache
 from tokenscale.base.files import read_json, sha256_file, write_sealed
@@ -111,6 +111,27 @@ def test_steps_have_the_tokens_and_the_order_of_the_batches_and_add_up_to_the_ti
     assert len(logged) == steps
     elapsed = logged[steps - 1]["t_mono_s"] - logged[0]["t_mono_s"]
     assert elapsed == pytest.approx(sum(logged[n]["step_s"] for n in range(1, steps)), abs=1e-6)
+
+
+@pytest.mark.parametrize("room", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("approach", ["packed", "length-bucketed"])
+def test_copies_are_of_the_batches_also_where_few_fit_and_rows_have_several_lengths(
+    lab, tmp_path, monkeypatch, approach, room
+):
+    monkeypatch.setattr(reader, "POOL_BYTES", room)
+    run = make_run(
+        approach,
+        256,
+        arm="memcpy",
+        global_batch=3,
+        budget=BudgetSettings(steps=30),
+        validation=ValidationSettings(rows=0),
+        device="cpu",
+    )
+    measure(lab, tmp_path, run)
+    assert read_outcome(tmp_path, run)["status"] == "complete"
+    widths = {batch.tokens_bt.shape for batch in take(lab.batches(run), 30)}
+    assert (len(widths) > 1) == (approach == "length-bucketed")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -303,14 +324,14 @@ def test_settings_without_use_for_a_reader_are_named(arm, key):
 def test_how_to_read_is_asked_only_of_arms_that_can():
     cold = ReaderSettings(cold=True)
     loader = ReaderSettings(workers=2)
-    for arm, reader, key in (
+    for arm, how, key in (
         ("tokenscale", cold, "reader"),
         ("litgpt", loader, "reader"),
         ("memcpy", cold, "reader.cold"),
         ("memcpy", loader, "reader.workers"),
         ("studies", loader, "reader.workers"),
     ):
-        found = dict(reading("padded", arm=arm, reader=reader).problems())
+        found = dict(reading("padded", arm=arm, reader=how).problems())
         assert key in found, arm
     assert "approach" in dict(reading("packed", arm="studies").problems())
     for arm in READERS:

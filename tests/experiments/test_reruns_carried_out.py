@@ -120,7 +120,7 @@ def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
     )
     assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
     again = copy.records()
-    assert again == {name: before[name] for name in again} and len(again) == 6 + 3
+    assert again == {name: before[name] for name in again} and len(again) == 5 + 3
 
 
 def test_a_complete_run_is_sealed_again_without_training(copy):

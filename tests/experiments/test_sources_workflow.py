@@ -57,7 +57,7 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
             "build_corpus": 1,
             "corpus_records": 1,
             "build_tokenizer": 1,
-            "pretokenize": 5,
+            "pretokenize": 4,
         }
         assert fresh.planned("tokens") == data
         fresh.snakemake("--cores", "1", "corpus")

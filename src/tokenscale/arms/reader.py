@@ -9,6 +9,7 @@ import gc
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,20 +207,23 @@ def _limit_threads(worker: int) -> None:
 
 
 def _open_copies(run: RunSettings, inputs: Inputs) -> Take:
-    """Return a function that copies the next of many batches from memory to memory."""
+    """Return a function that copies the next batch from memory to memory. Where they do not all
+    fit, the last ones are copied again and again, and the last one last.
+    """
     batches = open_batches(run, inputs)
-    first = batches.next().copy()
-    size = first.tokens_bt.nbytes + first.labels_bt.nbytes
-    fitting = max(1, POOL_BYTES // size)
-    pool = [first, *(batches.next().copy() for _ in range(min(run.budget.steps, fitting) - 1))]
-    into = first.copy()
-    numbers = iter(range(run.budget.steps))
+    largest = 2 * 8 * run.global_batch * run.sequence_length  # two arrays of int64
+    pool: deque[Batch] = deque(maxlen=max(1, POOL_BYTES // largest))
+    pool.extend(batches.next().copy() for _ in range(run.budget.steps))
+    # rows of buckets have several lengths
+    into = {batch.tokens_bt.shape: batch.copy() for batch in pool}
+    places = iter(range(-run.budget.steps, 0))
 
     def take() -> Batch:
-        batch = pool[next(numbers) % len(pool)]
-        np.copyto(into.tokens_bt, batch.tokens_bt)
-        np.copyto(into.labels_bt, batch.labels_bt)
-        return into
+        batch = pool[next(places) % len(pool)]
+        target = into[batch.tokens_bt.shape]
+        np.copyto(target.tokens_bt, batch.tokens_bt)
+        np.copyto(target.labels_bt, batch.labels_bt)
+        return target
 
     return take
 

@@ -162,6 +162,7 @@ LEFT_OUT = (
     "model",
     "approach",
     "repeat",
+    "reader",
     "budget.epochs",
 )
 RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
