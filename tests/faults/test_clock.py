@@ -7,8 +7,8 @@ import torch
 
 from tests import logs
 from tests.faults.test_resume import interrupted, run_of, series
-from tokenscale.runs.records import events
-from tokenscale.train import loop, record
+from tokenscale.runs.records import events, provenance
+from tokenscale.train import loop
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
@@ -78,7 +78,9 @@ def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, mo
     assert len(times) > 100 and min(times) >= 0
 
 
-@pytest.mark.parametrize("where", [(record, "launched"), (loop, "get_boot_id"), (loop, "Energy")])
+@pytest.mark.parametrize(
+    "where", [(provenance, "launched"), (loop, "get_boot_id"), (loop, "Energy")]
+)
 def test_a_start_that_waits_for_its_machine_is_no_fault_of_its_log(
     where, lab, tmp_path, monkeypatch
 ):
