@@ -126,12 +126,12 @@ def make(folder):
     config = read_yaml(ROOT / "config/config.yaml")
     config["corpora"]["docstrings"]["source"] = TINY
     config["corpora"]["grammar"]["source"] = to_dict(pairs_source(200))
-    for name, tokenizer in config["tokenizers"].items():
+    for place, (name, tokenizer) in enumerate(config["tokenizers"].items()):
         if tokenizer["kind"] == "tekken" or tokenizer.get("corpus") == "docstrings":
             config["tokenizers"][name] = {
                 "kind": "bpe",
                 "corpus": "docstrings",
-                "vocabulary_size": 300,
+                "vocabulary_size": 300 + place,  # an experiment may compare them
             }
     (project.root / "config/config.yaml").write_text(json.dumps(config))
     for path in sorted((ROOT / "config/experiments").glob("*.yaml")):
