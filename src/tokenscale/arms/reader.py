@@ -108,12 +108,12 @@ def _measure(
     writer.span("open", opening, time.monotonic() - opening)
     writer.event_since("init_done", since=began)
     ends = [time.monotonic()]
-    waits = []
+    reading_s = []
     for _ in range(run.budget.steps):
-        asked = time.monotonic()
+        start = time.monotonic()
         batch = take()
         ends.append(time.monotonic())
-        waits.append(ends[-1] - asked)
+        reading_s.append(ends[-1] - start)
     if not all(map(np.array_equal, (batch.tokens_bt, batch.labels_bt), last)):
         raise UserError(
             "the timed pass read other batches than the one before it.",
@@ -128,7 +128,7 @@ def _measure(
             "t_mono_s": ends[step + 1],
             "t_unix_s": writer.unix_s(ends[step + 1]),
             "step_s": ends[step + 1] - ends[step],
-            "data_wait_s": waits[step],
+            "data_wait_s": reading_s[step],
             "memory_peak_bytes": peak,
         }
         for step, facts in enumerate(before)
